@@ -1,0 +1,55 @@
+"""Long paths and tall stacks: where kernel interfaces end at 107, 255 and 4096 bytes, and overlays at 128 layers."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.dsec_sandbox.box import make_root
+from tests.flows.images import tar_of_folder
+from tests.flows.world import World
+from tests.ocimaker import Layer, tar_of, write_layout
+
+pytestmark = pytest.mark.flow
+
+LAYERS: Final = 140
+LENGTH: Final = 200
+"""Characters of DSEC_ROOT."""
+
+
+def test_a_tall_image_on_a_node_with_a_long_path(world: World, tmp_path: Path) -> None:
+    make_root(tmp_path / "root")
+    tall = [Layer(tar_of({"top": b"%d" % number, f"f{number}": b"x"}), "plain") for number in range(1, LAYERS)]
+    layout = write_layout(tmp_path / "layout", [tar_of_folder(tmp_path / "root"), *tall]).path
+    world.ok("dsec-image", "convert", f"oci:{layout}", "tall")
+    assert len(world.json("dsec-image", "inspect", "tall")["layers"]) == LAYERS
+    far = at_length(world)
+    target = world.make("target")
+    far.ok("dsec-image", "mount", "tall", str(target))
+    assert (target / "top").read_text() == str(LAYERS - 1)
+    assert all((target / f"f{number}").read_text() == "x" for number in range(1, LAYERS))
+    assert far.ok("dsec", "run", "tall", "--", "sh", "-c", "cat /top; ls / | grep -c '^f'").lines == [
+        str(LAYERS - 1) + str(LAYERS - 1)
+    ]
+    assert len(far.status()["layers"]) == LAYERS
+    far.kill("node", "daemon")
+    far.ok("dsec", "node", "start")
+    assert (target / "top").read_text() == str(LAYERS - 1)
+    far.ok("dsec-image", "umount", str(target))
+    far.ok("dsec", "node", "stop")
+    assert far.mounts() == []
+
+
+def at_length(world: World) -> World:
+    """The same store, and a node whose path has LENGTH characters."""
+    path = world.folder / ("d" * 60) / ("e" * 60)
+    return world.with_(DSEC_ROOT=str(path / ("f" * (LENGTH - len(str(path)) - 1))))
+
+
+def test_names_that_repeat_take_no_place_in_the_overlay(shared: World) -> None:
+    """Six hundred, more than an overlay takes."""
+    names = ["plain", *["work", "tools", "more"] * 200]
+    target = shared.make("target")
+    shared.ok("dsec-image", "mount", *names, str(target))
+    shared.ok("dsec-image", "umount", str(target))
+    assert shared.compositions() == []
