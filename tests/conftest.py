@@ -7,6 +7,7 @@ inherit however far they detach themselves; so runs beside each other do not bla
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -72,6 +73,14 @@ def left_over(look: Callable[[], frozenset[str]]) -> list[str]:
     while (extra := look()) and monotonic() < deadline:
         sleep(0.05)
     return sorted(extra)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def usual_signals() -> None:
+    """Who runs the tests in the background ignores some signals, and so would every process that they start."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
