@@ -3,10 +3,11 @@
 Problem: these documents come from anybody. They are small, but name everything else, so whatever passes here is trusted
 further on: digests become paths, sizes become limits, the config becomes a process.
 
-Choice: one cursor (`_Json`) walks each document and is the only code that looks at a type. What the format does not
-allow is `Corrupt`; what it allows and DSec cannot use (a layer's media type, an obsolete schema) is `Invalid`; a text
-names the document, the field and what was expected. `null` means absent, as Go's encoders mean it; unknown and repeated
-fields are ignored, as the specification asks. Docker's schema 2 has the same fields and is read by the same functions.
+Choice: one cursor (`jsondoc.Json`) walks each document and is the only code that looks at a type. What the format does
+not allow is `Corrupt`; what it allows and DSec cannot use (a layer's media type, an obsolete schema) is `Invalid`; a
+text names the document, the field and what was expected. `null` means absent, as Go's encoders mean it; unknown and
+repeated fields are ignored, as the specification asks. Docker's schema 2 has the same fields and is read by the same
+functions.
 
 Source: OCI image-spec 1.1, descriptor.md, manifest.md, image-index.md, config.md; containerd's `platforms` for the
 names of architectures and variants.
@@ -17,13 +18,14 @@ Descriptor(media_type='application/vnd.oci.image.manifest.v1+json', digest=Diges
 
 from __future__ import annotations
 
-import json
 import platform as host
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final
 
+from dsec_registry.jsondoc import Json, parse_json, quoted
+from dsec_store.descriptor import Pairs, RunConfig
 from dsec_store.digest import Digest
 from dsec_store.errors import Corrupt, Invalid, NotFound
 
@@ -33,28 +35,34 @@ MAX_MANIFEST_SIZE: Final = 4 << 20
 MAX_CONFIG_SIZE: Final = 8 << 20
 """Bytes of an image config."""
 
+OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
+OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
+OCI_LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
+"""A plain one; with `+gzip` or `+zstd` it is compressed."""
+
 MANIFEST_MEDIA_TYPES: Final = frozenset(
     {
-        "application/vnd.oci.image.manifest.v1+json",
+        OCI_MANIFEST,
         "application/vnd.docker.distribution.manifest.v2+json",
     }
 )
 INDEX_MEDIA_TYPES: Final = frozenset(
     {
-        "application/vnd.oci.image.index.v1+json",
+        OCI_INDEX,
         "application/vnd.docker.distribution.manifest.list.v2+json",
     }
 )
 CONFIG_MEDIA_TYPES: Final = frozenset(
     {
-        "application/vnd.oci.image.config.v1+json",
+        OCI_CONFIG,
         "application/vnd.docker.container.image.v1+json",
     }
 )
 LAYER_MEDIA_TYPES: Final = frozenset(
     stem + compression
     for stem, compressions in {
-        "application/vnd.oci.image.layer.v1.tar": ("", "+gzip", "+zstd"),
+        OCI_LAYER: ("", "+gzip", "+zstd"),
         "application/vnd.oci.image.layer.nondistributable.v1.tar": ("", "+gzip", "+zstd"),
         "application/vnd.docker.image.rootfs.diff.tar": ("", ".gzip", ".zstd"),
         "application/vnd.docker.image.rootfs.foreign.diff.tar": ("", ".gzip", ".zstd"),
@@ -68,15 +76,6 @@ REF_NAME: Final = "org.opencontainers.image.ref.name"
 
 ATTESTATION_ANNOTATION: Final = "vnd.docker.reference.type"
 """Annotation of the provenance and SBOM manifests that BuildKit puts beside images; they hold no file system."""
-
-_MAX_NUMBER: Final = 2**63 - 1
-_MAX_QUOTED: Final = 80
-"""Characters of a foreign text that an error quotes."""
-
-
-def quoted(text: str) -> str:
-    """A foreign text for an error: quoted, on one line, not too long."""
-    return repr(text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "…")
 
 
 # Platforms
@@ -192,20 +191,6 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class RunConfig:
-    """How a process of the image starts: the object `config` of config.md. Empty values for what it does not say."""
-
-    env: tuple[tuple[str, str], ...] = ()
-    working_dir: str = ""
-    user: str = ""
-    entrypoint: tuple[str, ...] = ()
-    cmd: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
-    stop_signal: str = ""
-    exposed_ports: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class History:
     """How a layer, or with `empty_layer` none, came to be. For people: nothing may rely on it."""
 
@@ -232,7 +217,7 @@ class ImageConfig:
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
     """The manifest in `data`; `name`, its digest or path, is for errors. `Invalid` for a layer that is not a tar."""
-    document = _parse(data, f"manifest {name}", MAX_MANIFEST_SIZE)
+    document = parse_json(data, f"manifest {name}", MAX_MANIFEST_SIZE)
     _check_kind(document, MANIFEST_MEDIA_TYPES, foreign=("manifests",))
     config = _descriptor(document["config"])
     _check_media_type(document["config"]["mediaType"], CONFIG_MEDIA_TYPES)
@@ -243,21 +228,33 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
 
 def parse_index(data: bytes, name: str) -> Index:
     """The index in `data`; `name`, its digest or path, is for errors."""
-    document = _parse(data, f"index {name}", MAX_MANIFEST_SIZE)
+    document = parse_json(data, f"index {name}", MAX_MANIFEST_SIZE)
     _check_kind(document, INDEX_MEDIA_TYPES, foreign=("config", "layers"))
     return Index(_descriptors(document["manifests"]))
 
 
+def media_type_of(data: bytes, name: str) -> str:
+    """The media type of a manifest or index that no descriptor names: its own, or told by its fields.
+
+    `Invalid` for one that is neither, Docker's obsolete schema 1 among them.
+    """
+    document = parse_json(data, name, MAX_MANIFEST_SIZE)
+    _check_version(document)
+    _check_media_type(document["mediaType"], MANIFEST_MEDIA_TYPES | INDEX_MEDIA_TYPES, optional=True)
+    inferred = OCI_MANIFEST if document["manifests"].value is None else OCI_INDEX
+    return document["mediaType"].text("") or inferred
+
+
 def parse_layout(data: bytes, name: str) -> None:
     """The file `oci-layout` in `data` (image-layout.md). `Invalid` for another version than 1; it has nothing else."""
-    version = _parse(data, name, MAX_MANIFEST_SIZE)["imageLayoutVersion"]
+    version = parse_json(data, name, MAX_MANIFEST_SIZE)["imageLayoutVersion"]
     if version.text().split(".")[0] != "1":
         raise Invalid(f"{version}: {quoted(version.text())} is not supported (only 1)")
 
 
 def parse_config(data: bytes, name: str, layers: int) -> ImageConfig:
     """The config in `data` of an image with so many layers; `Corrupt` when it has not one diff_id for each."""
-    document = _parse(data, f"config {name}", MAX_CONFIG_SIZE)
+    document = parse_json(data, f"config {name}", MAX_CONFIG_SIZE)
     rootfs = document["rootfs"]
     if rootfs["type"].text("layers") != "layers":
         raise Invalid(f"{rootfs['type']}: {quoted(rootfs['type'].text())} is not supported (only layers)")
@@ -293,113 +290,36 @@ def _fitness(image: Descriptor) -> tuple[bool, tuple[int, int]]:
 # Reading
 
 
-_T = TypeVar("_T", str, int, bool, list[Any], dict[str, Any])
-
-_KINDS: Final = {str: "a text", int: "a whole number", bool: "true or false", list: "an array", dict: "an object"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Json:
-    """A value in a document, and the way to it for errors. Absent and null are the same."""
-
-    document: str
-    path: str
-    value: object
-
-    def __getitem__(self, name: str) -> _Json:
-        """The field of an object, perhaps absent; an absent object has only absent fields."""
-        return _Json(self.document, f"{self.path}.{name}".lstrip("."), self._as(dict, {}).get(name))
-
-    def __str__(self) -> str:
-        return ": ".join(filter(None, (self.document, self.path)))
-
-    def items(self) -> list[_Json]:
-        """The items of an array, none if it is absent."""
-        return [_Json(self.document, f"{self.path}[{i}]", item) for i, item in enumerate(self._as(list, []))]
-
-    def text(self, default: str | None = None) -> str:
-        return self._plain(self._as(str, default))
-
-    def texts(self) -> tuple[str, ...]:
-        return tuple(item.text() for item in self.items())
-
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self._plain(key) for key in self._as(dict, {}))
-
-    def text_map(self) -> dict[str, str]:
-        values = (_Json(self.document, self.path, value).text("") for value in self._as(dict, {}).values())
-        return dict(zip(self.keys(), values, strict=True))
-
-    def number(self) -> int:
-        """From 0 to what a file's size can be."""
-        value = self._as(int)
-        if not 0 <= value <= _MAX_NUMBER:
-            raise Corrupt(f"{self}: {'negative' if value < 0 else 'more than 63 bits'}")
-        return value
-
-    def flag(self) -> bool:
-        return self._as(bool, False)
-
-    def digest(self) -> Digest:
-        text = self.text()
-        if not text.startswith("sha256:"):
-            raise Invalid(f"{self}: {quoted(text)} is not supported (only sha256:<64 hex digits>)")
-        try:
-            return Digest.parse(text)
-        except Invalid:
-            raise Corrupt(f"{self}: not a digest: {quoted(text)}") from None
-
-    def _as(self, kind: type[_T], default: _T | None = None) -> _T:
-        value = default if self.value is None else self.value
-        if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
-            return value
-        raise Corrupt(f"{self}: {'missing' if value is None else f'{_KINDS[kind]} expected'}")
-
-    def _plain(self, text: str) -> str:
-        """`text`, if a C string and UTF-8 can hold it: JSON can escape NUL and half a surrogate pair."""
-        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-            raise Corrupt(f"{self}: holds a character that UTF-8 text cannot: {quoted(text)}")
-        return text
-
-
-def _parse(data: bytes, what: str, limit: int) -> _Json:
-    if len(data) > limit:
-        raise Invalid(f"{what}: {len(data)} bytes are more than the {limit} allowed")
-    try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{what}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Corrupt(f"{what}: not a JSON object")
-    return _Json(what, "", value)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number")
-
-
-def _check_kind(document: _Json, media_types: Collection[str], foreign: Collection[str]) -> None:
+def _check_kind(document: Json, media_types: Collection[str], foreign: Collection[str]) -> None:
     """Refuse another schema, and a document that could be read as a manifest and as an index (CVE-2021-41190)."""
-    version = document["schemaVersion"]
-    if version.number() != 2:
-        raise Invalid(f"{version}: {version.number()} is not supported (only 2)")
+    _check_version(document)
     _check_media_type(document["mediaType"], media_types, optional=True)
     for name in foreign:
         if document[name].value is not None:
             raise Invalid(f"{document[name]}: does not belong here: the document is both a manifest and an index")
 
 
-def _check_media_type(media_type: _Json, accepted: Collection[str], *, optional: bool = False) -> None:
+def _check_version(document: Json) -> None:
+    version = document["schemaVersion"]
+    if version.number() == 1:
+        raise Invalid(
+            f"{version}: 1 is not supported, it is Docker's obsolete schema (skopeo copy --format oci converts)"
+        )
+    if version.number() != 2:
+        raise Invalid(f"{version}: {version.number()} is not supported (only 2)")
+
+
+def _check_media_type(media_type: Json, accepted: Collection[str], *, optional: bool = False) -> None:
     text = media_type.text("" if optional else None)
     if text not in accepted and not (optional and not text):
         raise Invalid(f"{media_type}: {quoted(text)} is not supported (only {', '.join(sorted(accepted))})")
 
 
-def _descriptors(array: _Json) -> tuple[Descriptor, ...]:
+def _descriptors(array: Json) -> tuple[Descriptor, ...]:
     return tuple(_descriptor(item) for item in array.items())
 
 
-def _descriptor(value: _Json) -> Descriptor:
+def _descriptor(value: Json) -> Descriptor:
     return Descriptor(
         media_type=value["mediaType"].text(),
         digest=value["digest"].digest(),
@@ -409,7 +329,7 @@ def _descriptor(value: _Json) -> Descriptor:
     )
 
 
-def _platform(value: _Json) -> Platform | None:
+def _platform(value: Json) -> Platform | None:
     """The platform in an object's fields. Tools that do not know it leave them out or empty."""
     os, architecture, variant = (value[name].text("") for name in ("os", "architecture", "variant"))
     if not os or not architecture:
@@ -420,24 +340,30 @@ def _platform(value: _Json) -> Platform | None:
         raise Corrupt(f"{value}: {error}") from None
 
 
-def _run_config(value: _Json) -> RunConfig:
+def _run_config(value: Json) -> RunConfig:
     return RunConfig(
         env=_variables(value["Env"]),
         working_dir=value["WorkingDir"].text(""),
         user=value["User"].text(""),
         entrypoint=value["Entrypoint"].texts(),
         cmd=value["Cmd"].texts(),
-        labels=value["Labels"].text_map(),
+        labels=tuple(sorted(_named(value["Labels"].text_map()))),
         stop_signal=value["StopSignal"].text(""),
-        exposed_ports=value["ExposedPorts"].keys(),
+        exposed_ports=tuple(sorted(value["ExposedPorts"].keys())),
+        volumes=tuple(sorted(value["Volumes"].keys())),
     )
 
 
-def _variables(entries: _Json) -> tuple[tuple[str, str], ...]:
+def _variables(entries: Json) -> Pairs:
     """`NAME=value` each; a name alone has the empty value, and what has no name cannot be asked for: it is left out."""
     parts = (entry.partition("=") for entry in entries.texts())
     return tuple((name, value) for name, _, value in parts if name)
 
 
-def _history(value: _Json) -> History:
+def _named(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Labels without those that `NAME=value` cannot tell apart: a name that is empty or has an `=`."""
+    return ((name, value) for name, value in labels.items() if name and "=" not in name)
+
+
+def _history(value: Json) -> History:
     return History(value["created"].text(""), value["created_by"].text(""), value["empty_layer"].flag())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -12,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dsec_registry.layouts import ByteStream, ImageSource, OciArchive, OciLayout, VerifiedReader
+from dsec_registry.images import ImageSource
+from dsec_registry.layouts import OciArchive, OciLayout
 from dsec_registry.manifest import MAX_MANIFEST_SIZE, Descriptor, Platform, host_platform
-from dsec_store.digest import Digest
-from dsec_store.errors import Corrupt, Invalid, NotFound, Unavailable
+from dsec_store.errors import Corrupt, Invalid, NotFound
 from tests.ocimaker import (
-    CONFIG,
     MANIFEST,
     Layer,
     LayoutMaker,
@@ -179,6 +177,32 @@ def test_the_platform_is_found_beside_an_attestation_and_in_nested_indexes(
         OciLayout(path).resolve(tag, Platform.parse("linux/s390x"))
 
 
+def test_nested_indexes_and_mixed_compressions_are_read_wherever_a_layout_lies(path: Path, opener: Opener) -> None:
+    maker = LayoutMaker(path)
+    layers = [Layer(TAR, "gzip"), Layer(TAR, "zstd"), Layer(TAR, "plain"), Layer(TAR, "gzip members")]
+    amd64, arm64 = (maker.image(layers, platform=name) for name in ("linux/amd64", "linux/arm64/v8"))
+    maker.add(maker.index([maker.attestation(amd64), maker.index([arm64, amd64])]), tag="v1")
+    with opener(path) as source:
+        assert chosen(source, "v1", ARM64) == arm64["digest"]
+        image = source.resolve("v1", AMD64)
+        assert str(image.manifest_digest) == amd64["digest"]
+        blobs = [read(source, layer) for layer in image.manifest.layers]
+    assert blobs == [compress(TAR, layer.compression) for layer in layers]
+
+
+def test_blobs_of_an_archive_may_be_links(path: Path) -> None:
+    maker = write_layout(path, [Layer(TAR, "plain")])
+    blob = blob_path(path, digest_of(TAR))
+    blob.rename(path / "elsewhere")
+    blob.symlink_to("../../elsewhere")
+    with open_archive(path) as source:
+        assert read(source, source.resolve("t", host_platform()).manifest.layers[0]) == TAR
+    blob.unlink()
+    blob.symlink_to(path / "elsewhere")
+    with open_archive(maker.path) as source, pytest.raises(Invalid, match="by an absolute path"):
+        read(source, source.resolve("t", host_platform()).manifest.layers[0])
+
+
 def test_indexes_are_not_followed_for_ever(path: Path) -> None:
     maker = LayoutMaker(path)
     entry = maker.image([TAR])
@@ -318,68 +342,6 @@ def test_of_members_with_one_name_the_last_counts(path: Path) -> None:
     archive.write_bytes(first + bytes(-len(first) % 512) + second)
     with OciArchive(archive) as source:
         assert len(source.resolve("t", host_platform()).manifest.layers) == 1
-
-
-# The verifying reader
-
-
-class Bytes(io.BytesIO):
-    """Gives at most `step` bytes a read, as a network does."""
-
-    def __init__(self, data: bytes, step: int = 7) -> None:
-        super().__init__(data)
-        self._step = step
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(self._step if size is None or size < 0 else min(size, self._step))
-
-
-class Broken(Bytes):
-    def read(self, size: int | None = -1, /) -> bytes:
-        raise OSError(5, "Input/output error")
-
-
-def reader_of(stream: ByteStream, data: bytes) -> VerifiedReader:
-    return VerifiedReader(stream, Descriptor(CONFIG, Digest.of(data, "sha256"), len(data)))
-
-
-@pytest.mark.parametrize("data", [b"", b"x", b"0123456789" * 50])
-def test_verified_bytes_are_all_bytes(data: bytes) -> None:
-    with reader_of(Bytes(data), data) as reader:
-        assert reader.read() == data
-        assert reader.read() == b""
-        reader.finish()
-    with reader_of(Bytes(data), data) as reader:
-        assert b"".join(iter(lambda: reader.read(3), b"")) == data
-
-
-@pytest.mark.parametrize("stored", [b"0123456789x", b"012345678", b"012345678x", b""])
-def test_nobody_gets_all_bytes_of_a_wrong_blob(stored: bytes) -> None:
-    """Not even who asks for exactly as many as there should be; and a second try does not help."""
-    with reader_of(Bytes(stored), b"0123456789") as reader:
-        for _ in range(3):
-            with pytest.raises(Corrupt, match=r"^blob sha256:84d898"):
-                reader.read(10)
-        with pytest.raises(Corrupt):
-            reader.finish()
-
-
-def test_finish_reads_the_rest() -> None:
-    data = bytes(3 << 20)
-    with reader_of(Bytes(data, 1 << 16), data) as reader:
-        assert reader.read(10) == bytes(10)
-        reader.finish()
-    with reader_of(Bytes(data + b"x", 1 << 16), data) as reader:
-        assert reader.read(10) == bytes(10)
-        with pytest.raises(Corrupt, match="is longer than its size, 3145728 bytes"):
-            reader.finish()
-
-
-def test_a_stream_is_closed_with_its_reader_and_its_errors_may_pass() -> None:
-    stream = Broken(b"")
-    with reader_of(stream, b"abc") as reader, pytest.raises(Unavailable, match=r"^blob sha256:ba78.*output error"):
-        reader.read()
-    assert stream.closed
 
 
 # Layouts of others

@@ -19,7 +19,6 @@ from dsec_registry.manifest import (
     ImageConfig,
     Index,
     Platform,
-    RunConfig,
     choose,
     host_platform,
     parse_config,
@@ -27,6 +26,7 @@ from dsec_registry.manifest import (
     parse_layout,
     parse_manifest,
 )
+from dsec_store.descriptor import RunConfig
 from dsec_store.digest import Digest
 from dsec_store.errors import Corrupt, Invalid, NotFound, StoreError
 from tests.ocimaker import CONFIG, INDEX, LAYER, MANIFEST, Json
@@ -63,10 +63,10 @@ CONFIG_JSON: Json = {
         "User": "app:users",
         "Entrypoint": ["/init"],
         "Cmd": ["run", "it"],
-        "Labels": {"one": "1"},
+        "Labels": {"two": "2=2", "one": "1", "": "nameless", "a=b": "?"},
         "StopSignal": "SIGINT",
         "ExposedPorts": {"80/tcp": {}, "53/udp": {}},
-        "Volumes": {"/data": {}},
+        "Volumes": {"/data": {}, "/cache": {}},
     },
     "rootfs": {"type": "layers", "diff_ids": ["sha256:" + "7" * 64, "sha256:" + "7" * 64]},
     "history": [{"created_by": "COPY", "created": "2024-01-01T00:00:00Z"}, {"created_by": "ENV", "empty_layer": True}],
@@ -234,15 +234,18 @@ def test_a_config_gives_all_that_starts_a_process() -> None:
         user="app:users",
         entrypoint=("/init",),
         cmd=("run", "it"),
-        labels={"one": "1"},
+        labels=(("one", "1"), ("two", "2=2")),
         stop_signal="SIGINT",
-        exposed_ports=("80/tcp", "53/udp"),
+        exposed_ports=("53/udp", "80/tcp"),
+        volumes=("/cache", "/data"),
     )
     assert config.history == (History("2024-01-01T00:00:00Z", "COPY", False), History("", "ENV", True))
 
 
 @pytest.mark.parametrize("nothing", [ABSENT, None])
-@pytest.mark.parametrize("path", ["history", "config", "config.Env", "config.Labels", "config.ExposedPorts", "os"])
+@pytest.mark.parametrize(
+    "path", ["history", "config", "config.Env", "config.Labels", "config.ExposedPorts", "config.Volumes", "os"]
+)
 def test_absent_and_null_are_the_same_in_a_config(path: str, nothing: object) -> None:
     parse_config_of_two(changed(CONFIG_JSON, path, nothing), NAME)
 
