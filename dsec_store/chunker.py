@@ -5,16 +5,17 @@ Files of `solo` bytes and more are cut on their own, so an unchanged large file 
 change and reading it fetches nothing else; runs of smaller files are cut as one stream, or each would be a chunk.
 
 >>> cutter = Cutter(DEFAULT)
->>> chunks = [*cutter.feed(bytes(300_000)), *cutter.feed(bytes(300_000)), *cutter.finish()]
->>> [len(chunk) for chunk in chunks]
-[262144, 262144, 75712]
+>>> cutter.add(bytes(300_000)), cutter.add(bytes(300_000))
+(None, None)
+>>> cutter.end().ends
+[524288, 600000]
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyfastcdc import FastCDC
 
@@ -25,8 +26,8 @@ FASTCDC: Final = "fastcdc-2020"
 MAX_CHUNK: Final = 8 << 20
 """Bytes of the largest chunk that any chunker may make, and so of what a reader must be ready to hold."""
 
-WINDOW: Final = 8 << 20
-"""Bytes gathered before a window is cut, at least `MAX_CHUNK`; the cuts do not depend on it."""
+WINDOW: Final = 4 << 20
+"""Bytes gathered before a window is cut, if two of the largest chunks are not more; the cuts do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,9 @@ class ChunkerParameters:
     """
 
     name: str = FASTCDC
-    minimum: int = 16 << 10
-    average: int = 64 << 10
-    maximum: int = 256 << 10
+    minimum: int = 32 << 10
+    average: int = 128 << 10
+    maximum: int = 512 << 10
     solo: int = 64 << 10
 
     def as_json(self) -> dict[str, Any]:
@@ -47,6 +48,20 @@ class ChunkerParameters:
 
 
 DEFAULT: Final = ChunkerParameters()
+
+
+class Cut(NamedTuple):
+    """Chunks that lie one behind the other in `window`, from its start on: `ends` are their ends."""
+
+    window: bytes
+    ends: list[int]
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The chunks, without copying."""
+        view, start = memoryview(self.window), 0
+        for end in self.ends:
+            yield view[start:end]
+            start = end
 
 
 class Cutter:
@@ -65,25 +80,36 @@ class Cutter:
         except ValueError as error:  # its own limits, below ours
             raise Invalid(f"chunker sizes: {error}") from None
         self._maximum = parameters.maximum
-        self._pending = bytearray()
+        self._window = max(WINDOW, 2 * parameters.maximum)
+        self._pending: list[bytes] = []
+        self._size = 0
+
+    def add(self, data: bytes) -> Cut | None:
+        """Take in `data`; the chunks that no later byte can change, once there are enough for a window."""
+        self._pending.append(data)
+        self._size += len(data)
+        return self._cut(last=False) if self._size >= self._window else None
+
+    def end(self) -> Cut | None:
+        """The end of the stream: the chunks that were held back, if any. The cutter can start another stream."""
+        return self._cut(last=True) if self._size else None
+
+    def _cut(self, *, last: bool) -> Cut:
+        window = b"".join(self._pending)
+        ends = [chunk.offset + chunk.length for chunk in self._cdc.cut_buf(window)]
+        if not last:  # more bytes could move the end of a chunk that begins so late
+            while ends[-2] > len(window) - self._maximum:
+                ends.pop()
+        self._pending = [window[ends[-1] :]]
+        self._size = len(window) - ends[-1]
+        return Cut(window, ends)
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """Take in `data`; yields the chunks that no later byte can change."""
-        self._pending += data
-        return self._cut(last=False) if len(self._pending) >= WINDOW else iter(())
+        """The same as `add`, chunk by chunk."""
+        cut = self.add(bytes(data))
+        return map(bytes, cut.chunks()) if cut else iter(())
 
     def finish(self) -> Iterator[bytes]:
-        """The end of the stream: yields the chunks that were held back. The cutter can start another stream."""
-        return self._cut(last=True)
-
-    def _cut(self, *, last: bool) -> Iterator[bytes]:
-        window = bytes(self._pending)
-        done = 0
-        try:
-            for chunk in self._cdc.cut_buf(window) if window else ():
-                if not last and len(window) - chunk.offset < self._maximum:
-                    break  # more bytes could move this cut
-                done = chunk.offset + chunk.length
-                yield window[chunk.offset : done]
-        finally:
-            del self._pending[:done]
+        """The same as `end`, chunk by chunk."""
+        cut = self.end()
+        return map(bytes, cut.chunks()) if cut else iter(())

@@ -1,13 +1,16 @@
 """Layer descriptors and images: the two small JSON objects that lead to everything else.
 
-A *layer descriptor* names a layer's metadata image and chunk map by digest. An *image* is an ordered list of layers
+A *layer descriptor* names a layer's metadata image and its blobs by digest. An *image* is an ordered list of layers
 with the run configuration: what a name in the store stands for. An OCI image becomes an image of kind `base` with a
-layer each; a folder becomes a workspace or toolkit with one layer. Neither says where anything lies. Fields:
+layer each; a folder becomes a workspace or toolkit with one layer. Neither says where anything lies, nor in which form
+it came: the same files and configuration have the same digests whether they came as gzip, zstd or plain, from a
+registry or a tar (where it came from is told by the name, see `dsec_store.references`). Fields:
 docs/format/descriptor.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,10 +19,13 @@ from dsec_store.chunker import ChunkerParameters
 from dsec_store.digest import Digest
 from dsec_store.errors import Corrupt, Invalid
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of metadata image, chunk map and descriptor together; part of every build key."""
 
 KINDS: Final = ("base", "workspace", "toolkit")
+
+Pairs = tuple[tuple[str, str], ...]
+"""Names and values, in an order that counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,69 +40,131 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerDescriptor:
-    """One layer.
+class Blob:
+    """A blob: its chunk map, whose digest is the blob's name, and the bytes of its address space (more than 0)."""
 
-    metadata    the EROFS metadata image           blob_size   bytes of the blob's address space
-    chunk_map   digest of the chunk map: this is   diff_id     digest of the uncompressed tar, None for a layer that was
-                also the blob's name                           built from a folder
-    inodes      how many the layer has             has_root    whether the source had an entry for the root directory:
-                                                               only then its attributes count in a composition
+    chunk_map: Sized
+    size: int
+
+    @property
+    def name(self) -> Digest:
+        return self.chunk_map.digest
+
+    def as_json(self) -> dict[str, Any]:
+        return {"chunk_map": self.chunk_map.as_json(), "size": self.size}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDescriptor:
+    """One layer, or a run of layers that was collapsed into one.
+
+    metadata    the EROFS metadata image           inodes      how many the layer has
+    blobs       its blob devices, in the order of  has_root    whether the source had an entry for the root directory:
+                the image's device table; none if              only then its attributes count in a composition
+                no file has contents               chunker     how the blob was cut; None for a run
+    recipe      the blob from which its tar is     diff_id     digest of the uncompressed tar, None for a layer that was
+                made again, byte for byte; None                built from a folder, and for a run
+                if it came from none               run         of a run: the layers that it stands for, bottom first
     """
 
     metadata: Sized
-    chunk_map: Sized
-    blob_size: int
+    blobs: tuple[Blob, ...]
     inodes: int
     has_root: bool
-    chunker: ChunkerParameters
-    diff_id: Digest | None
+    chunker: ChunkerParameters | None = None
+    diff_id: Digest | None = None
+    recipe: Blob | None = None
+    run: tuple[Digest, ...] = ()
+
+    @property
+    def stored_blobs(self) -> tuple[Blob, ...]:
+        """Every blob that the layer needs in the store: its devices, and the recipe."""
+        return (*self.blobs, self.recipe) if self.recipe else self.blobs
 
     def encode(self) -> bytes:
         return document.encode(
             {
                 "format": FORMAT,
                 "metadata": self.metadata.as_json(),
-                "chunk_map": self.chunk_map.as_json(),
-                "blob_size": self.blob_size,
+                "blobs": [blob.as_json() for blob in self.blobs],
                 "inodes": self.inodes,
                 "has_root": self.has_root,
-                "chunker": self.chunker.as_json(),
-                "diff_id": str(self.diff_id) if self.diff_id else None,
+                "chunker": self.chunker.as_json() if self.chunker else None,
+                "diff_id": _text(self.diff_id),
+                "recipe": self.recipe.as_json() if self.recipe else None,
+                "run": [str(layer) for layer in self.run],
             }
         )
 
     @classmethod
     def decode(cls, data: bytes, what: str) -> LayerDescriptor:
         fields = document.Document(data, what, form=FORMAT)
+        chunker, recipe = fields.optional_object("chunker"), fields.optional_object("recipe")
         return cls(
             metadata=_sized(fields.object("metadata")),
-            chunk_map=_sized(fields.object("chunk_map")),
-            blob_size=fields.number("blob_size"),
+            blobs=tuple(_blob(blob) for blob in fields.objects("blobs")),
             inodes=fields.number("inodes"),
             has_root=fields.take("has_root", bool),
-            chunker=_chunker(fields.object("chunker")),
+            chunker=_chunker(chunker) if chunker else None,
             diff_id=fields.optional_digest("diff_id"),
+            recipe=_blob(recipe) if recipe else None,
+            run=tuple(fields.digests("run")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """How a process of the image starts (OCI image-spec, config.md, "config"). Empty values for what it does not say.
+
+    `labels` are sorted by name and `exposed_ports` and `volumes` are sorted; the others are in an order that counts.
+    """
+
+    env: Pairs = ()
+    working_dir: str = ""
+    user: str = ""
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    labels: Pairs = ()
+    stop_signal: str = ""
+    exposed_ports: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "env": _joined(self.env),
+            "working_dir": self.working_dir,
+            "user": self.user,
+            "entrypoint": list(self.entrypoint),
+            "cmd": list(self.cmd),
+            "labels": _joined(self.labels),
+            "stop_signal": self.stop_signal,
+            "exposed_ports": list(self.exposed_ports),
+            "volumes": list(self.volumes),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
     """What a name stands for: layers from the bottom up and how to run in them.
 
-    config, manifest   the OCI objects it came from, verbatim in the store   env    set in this order, after the base's
-    platform           "linux/amd64", None when it runs anywhere             path   put in front of PATH
-    source_bytes       compressed bytes of the source's layers (folder: the files' plain bytes)
+    layers      as they were built or converted     config   how a process starts, if the image says so
+    lowers      what a node mounts for them: the    env      set in this order, after the base's
+                layers, long runs of them collapsed path     put in front of PATH
+    platform    "linux/amd64", None when it runs anywhere
     """
 
     kind: str
     layers: tuple[Digest, ...]
-    config: Digest | None = None
-    manifest: Digest | None = None
+    lowers: tuple[Digest, ...] = ()
     platform: str | None = None
-    env: tuple[tuple[str, str], ...] = ()
+    config: RunConfig = RunConfig()
+    env: Pairs = ()
     path: tuple[str, ...] = ()
-    source_bytes: int = 0
+
+    @property
+    def mounted(self) -> tuple[Digest, ...]:
+        """The layers to be mounted, bottom first."""
+        return self.lowers or self.layers
 
     def encode(self) -> bytes:
         return document.encode(
@@ -104,12 +172,11 @@ class Image:
                 "format": FORMAT,
                 "kind": self.kind,
                 "layers": [str(layer) for layer in self.layers],
-                "config": str(self.config) if self.config else None,
-                "manifest": str(self.manifest) if self.manifest else None,
+                "lowers": [str(layer) for layer in self.lowers],
                 "platform": self.platform,
-                "env": [f"{key}={value}" for key, value in self.env],
+                "config": self.config.as_json(),
+                "env": _joined(self.env),
                 "path": list(self.path),
-                "source_bytes": self.source_bytes,
             }
         )
 
@@ -122,17 +189,16 @@ class Image:
         return cls(
             kind=kind,
             layers=tuple(fields.digests("layers")),
-            config=fields.optional_digest("config"),
-            manifest=fields.optional_digest("manifest"),
+            lowers=tuple(fields.digests("lowers")),
             platform=fields.optional("platform", str),
-            env=_environment(fields.strings("env"), what),
+            config=_run_config(fields.object("config"), what),
+            env=_pairs(fields.strings("env"), what),
             path=tuple(fields.strings("path")),
-            source_bytes=fields.number("source_bytes"),
         )
 
 
 def parse_env(entry: str) -> tuple[str, str]:
-    """`K=V` as a pair. Raises `Invalid` when there is no `=`, no key, a NUL in it, or what is no UTF-8."""
+    """`NAME=VALUE` as a pair. Raises `Invalid` when there is no `=`, no key, a NUL in it, or what is no UTF-8."""
     key, equals, value = entry.partition("=")
     if not key or not equals or "\0" in entry or not is_unicode(entry):
         raise Invalid(f"not an environment entry: {entry!r} (expected NAME=VALUE in UTF-8)")
@@ -144,8 +210,16 @@ def is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
+def _text(digest: Digest | None) -> str | None:
+    return str(digest) if digest else None
+
+
 def _sized(fields: document.Fields) -> Sized:
     return Sized(fields.digest("digest"), fields.number("size"))
+
+
+def _blob(fields: document.Fields) -> Blob:
+    return Blob(_sized(fields.object("chunk_map")), fields.number("size"))
 
 
 def _chunker(fields: document.Fields) -> ChunkerParameters:
@@ -153,7 +227,25 @@ def _chunker(fields: document.Fields) -> ChunkerParameters:
     return ChunkerParameters(name=fields.take("name", str), **sizes)
 
 
-def _environment(entries: list[str], what: str) -> tuple[tuple[str, str], ...]:
+def _run_config(fields: document.Fields, what: str) -> RunConfig:
+    return RunConfig(
+        env=_pairs(fields.strings("env"), what),
+        working_dir=fields.take("working_dir", str),
+        user=fields.take("user", str),
+        entrypoint=tuple(fields.strings("entrypoint")),
+        cmd=tuple(fields.strings("cmd")),
+        labels=_pairs(fields.strings("labels"), what),
+        stop_signal=fields.take("stop_signal", str),
+        exposed_ports=tuple(fields.strings("exposed_ports")),
+        volumes=tuple(fields.strings("volumes")),
+    )
+
+
+def _joined(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{name}={value}" for name, value in pairs]
+
+
+def _pairs(entries: list[str], what: str) -> Pairs:
     try:
         return tuple(parse_env(entry) for entry in entries)
     except Invalid as error:

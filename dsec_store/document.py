@@ -74,6 +74,15 @@ class Fields:
     def object(self, name: str) -> Fields:
         return Fields(self.take(name, dict), f"{self._what}, field {name!r}")
 
+    def optional_object(self, name: str) -> Fields | None:
+        return None if self._fields.get(name) is None else self.object(name)
+
+    def objects(self, name: str) -> list[Fields]:
+        values = self.take(name, list)
+        if not all(isinstance(value, dict) for value in values):
+            raise self._wrong(name, "list of objects")
+        return [Fields(value, f"{self._what}, field {name!r}") for value in values]
+
     def _parsed(self, name: str, text: str) -> Digest:
         try:
             return Digest.parse(text)

@@ -3,8 +3,9 @@
     objects = Objects(blobs)
     image = objects.image(objects.references.get("demo"))
     layer = objects.layer(image.layers[0])
-    chunk_map = objects.chunk_map(layer.chunk_map)
-    locations = objects.locator(layer.chunk_map.digest, len(chunk_map))
+    blob = layer.blobs[0]
+    chunk_map = objects.chunk_map(blob.chunk_map)
+    locations = objects.locator(blob.name, len(chunk_map))
 
 Key names: `dsec_store.keys`. What leads to what: docs/format/store.md.
 """
@@ -62,7 +63,7 @@ class Objects:
     # -- layer descriptors and images ------------------------------------------------------------------------------
 
     def put_layer(self, descriptor: LayerDescriptor) -> Digest:
-        return self._put(keys.layer, descriptor.encode())
+        return self._put_document(keys.layer, "a layer descriptor", descriptor.encode())
 
     def layer(self, digest: Digest) -> LayerDescriptor:
         return LayerDescriptor.decode(self._get(keys.layer(digest), digest, "layer"), f"layer {digest}")
@@ -71,12 +72,13 @@ class Objects:
         return self.blobs.stat(keys.layer(digest)) is not None
 
     def put_image(self, image: Image) -> Digest:
-        return self._put(keys.image, image.encode())
+        return self._put_document(keys.image, "an image", image.encode())
 
     def image(self, digest: Digest) -> Image:
         return Image.decode(self._get(keys.image(digest), digest, "image"), f"image {digest}")
 
     def put_oci(self, data: bytes) -> Digest:
+        _check_written("an OCI object", len(data), MAX_OCI_OBJECT)
         digest = Digest.of(data, "sha256")
         self.blobs.put(keys.oci(digest), data)
         return digest
@@ -88,6 +90,7 @@ class Objects:
 
     def put_metadata(self, image: bytes) -> Sized:
         """Store a metadata image: one byte of encoding, then the stored form."""
+        _check_written("a metadata image", len(image), MAX_METADATA)
         digest = Digest.of(image)
         encoding, stored = compression.encode(image)
         self.blobs.put(keys.metadata(digest), bytes([encoding]) + stored)
@@ -105,6 +108,7 @@ class Objects:
 
     def put_chunk_map(self, chunk_map: ChunkMap) -> Sized:
         data = chunk_map.encode()
+        _check_written("a chunk map", len(data), MAX_CHUNK_MAP)
         return Sized(self._put(keys.chunk_map, data), len(data))
 
     def chunk_map_bytes(self, sized: Sized) -> bytes:
@@ -121,7 +125,9 @@ class Objects:
         return ChunkMap.decode(self.chunk_map_bytes(sized), f"chunk map {sized.digest}")
 
     def put_locator(self, chunk_map: Sized, locations: list[ChunkLocation]) -> None:
-        self.blobs.put(keys.locator(chunk_map.digest), encode_locator(locations))
+        data = encode_locator(locations)
+        _check_written("a locator", len(data), MAX_LOCATOR)
+        self.blobs.put(keys.locator(chunk_map.digest), data)
 
     def locator_bytes(self, chunk_map: Digest) -> bytes:
         return self._fetch(keys.locator(chunk_map), f"locator of chunk map {chunk_map}", limit=MAX_LOCATOR)
@@ -136,7 +142,9 @@ class Objects:
         return self._put(keys.pack, data)
 
     def put_index(self, packs: Iterable[tuple[Digest, list[PackedChunk]]]) -> Digest:
-        return self._put(keys.index, encode_index(packs))
+        data = encode_index(packs)
+        _check_written("an index", len(data), MAX_INDEX)
+        return self._put(keys.index, data)
 
     def pack_chunks(self, pack: Digest) -> list[PackedChunk]:
         """The chunks of a stored pack, by its own section: what an index says of it. Two small requests."""
@@ -188,6 +196,10 @@ class Objects:
 
     # -- below -----------------------------------------------------------------------------------------------------
 
+    def _put_document(self, key: KeyOf, what: str, data: bytes) -> Digest:
+        _check_written(what, len(data), document.MAX_DOCUMENT)
+        return self._put(key, data)
+
     def _put(self, key: KeyOf, data: bytes) -> Digest:
         digest = Digest.of(data)
         self.blobs.put(key(digest), data)
@@ -210,3 +222,9 @@ def _named(key: str, key_of: KeyOf) -> Iterator[Digest]:
     with contextlib.suppress(Invalid):
         if key_of(digest := keys.digest_in(key)) == key:
             yield digest
+
+
+def _check_written(what: str, size: int, limit: int) -> None:
+    """Nothing is written that readers refuse."""
+    if size > limit:
+        raise Invalid(f"{what} of {size} bytes cannot be stored (at most {limit}); divide the layer, or the image")

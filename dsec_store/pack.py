@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dsec_store.binary import Cursor
@@ -50,25 +50,33 @@ class PackedChunk:
 
 @dataclass(slots=True)
 class PackBuilder:
-    """Gathers stored chunks in order; `seal` gives the finished object."""
+    """Gathers stored chunks in order; `seal` gives the finished object. `size`: stored bytes of the chunks so far."""
 
     chunks: list[PackedChunk] = field(default_factory=list)
-    _body: bytearray = field(default_factory=bytearray)
+    size: int = 0
+    _parts: list[bytes] = field(default_factory=list)
 
     def add(self, digest: bytes, size: int, encoding: int, stored: bytes) -> None:
         """Append a chunk: its raw digest, plain size, and stored form."""
-        self.chunks.append(PackedChunk(digest, len(self._body), len(stored), size, encoding))
-        self._body += stored
+        self.chunks.append(PackedChunk(digest, self.size, len(stored), size, encoding))
+        self._parts.append(stored)
+        self.size += len(stored)
+
+    def append(self, other: PackBuilder) -> None:
+        """All chunks of another pack, behind those that are here."""
+        self.chunks += [replace(chunk, offset=self.size + chunk.offset) for chunk in other.chunks]
+        self._parts += other._parts
+        self.size += other.size
 
     @property
     def full(self) -> bool:
         """Whether it is time to seal."""
-        return len(self._body) >= PACK_SIZE
+        return self.size >= PACK_SIZE
 
     def seal(self) -> bytes:
         """The bytes of the pack: body, section, footer."""
         section = encode_section(self.chunks)
-        return b"".join((self._body, section, _FOOTER.pack(len(section), _PACK_MAGIC)))
+        return b"".join((*self._parts, section, _FOOTER.pack(len(section), _PACK_MAGIC)))
 
 
 def encode_section(chunks: Iterable[PackedChunk]) -> bytes:

@@ -7,7 +7,7 @@ with mounted(objects, objects.image(digest), tmp_path) as path:    # EROFS for e
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,16 +65,16 @@ def view(paths: View, root: Seen | None = None) -> View:
 def merged_view(objects: Objects, image: Image) -> View:
     """What overlayfs would show of the image's layers. Fails if one holds what overlayfs would show wrongly."""
     source = ChunkSource(objects.blobs, NoCache())
-    merged: dict[bytes, tuple[Inode, LazyBlob]] = {}
+    merged: dict[bytes, tuple[Inode, LazyBlob | None]] = {}
     root = Inode(stat.S_IFDIR | 0o755)
-    for digest in image.layers:
+    for digest in image.mounted:
         layer = objects.layer(digest)
-        blob = open_blob(objects, layer, source)
+        blobs = [open_blob(objects, blob, source) for blob in layer.blobs]
         tree = read_image(objects.metadata(layer.metadata)).root
         assert not tree.is_opaque, "overlayfs ignores the mark on a root"
         root = tree.inode if layer.has_root else root
         for path, node in tree.walk():
-            _put(merged, path, node, blob)
+            _put(merged, path, node, blobs)
     names: dict[Inode, bytes] = {}
     for path in sorted(merged):
         names.setdefault(merged[path][0], path)
@@ -82,7 +82,9 @@ def merged_view(objects: Objects, image: Image) -> View:
     return {b"": _seen(root, b"", None), **paths}
 
 
-def _put(merged: dict[bytes, tuple[Inode, LazyBlob]], path: bytes, node: Inode | Directory, blob: LazyBlob) -> None:
+def _put(
+    merged: dict[bytes, tuple[Inode, LazyBlob | None]], path: bytes, node: Inode | Directory, blobs: Sequence[LazyBlob]
+) -> None:
     inode = inode_of(node)
     if inode.is_whiteout:
         assert path in merged, f"a whiteout of nothing, which an unmerged directory would list: {path!r}"
@@ -93,7 +95,7 @@ def _put(merged: dict[bytes, tuple[Inode, LazyBlob]], path: bytes, node: Inode |
     if inode.is_whiteout:
         del merged[path]
     else:
-        merged[path] = inode, blob
+        merged[path] = inode, blobs[inode.address.device] if inode.address else None
 
 
 def _seen(inode: Inode, twin: bytes, blob: LazyBlob | None) -> Seen:
@@ -144,17 +146,17 @@ def _stat(path: bytes, twins: dict[tuple[int, int], bytes]) -> Seen:
 
 @contextmanager
 def mounted(objects: Objects, image: Image, scratch: Path) -> Iterator[Path]:
-    """The layers of `image`, one EROFS mount each with its blob in a plain file, under a read-only overlay."""
+    """The layers of `image`, one EROFS mount each with its blobs in plain files, under a read-only overlay."""
     root = Inode(stat.S_IFDIR | 0o755)
     with ExitStack() as stack:
         stack.enter_context(chdir(scratch))
-        for number, digest in enumerate(image.layers):
+        for number, digest in enumerate(image.mounted):
             layer = objects.layer(digest)
             Path(f"{number}.erofs").write_bytes(objects.metadata(layer.metadata))
-            devices = [f"{number}.blob"] if layer.blob_size else []
-            for device in devices:
-                blob = open_blob(objects, layer, ChunkSource(objects.blobs, NoCache()))
-                Path(device).write_bytes(blob.read(0, layer.blob_size))
+            devices = [f"{number}-{device}.blob" for device in range(len(layer.blobs))]
+            for device, blob in zip(devices, layer.blobs, strict=True):
+                lazy = open_blob(objects, blob, ChunkSource(objects.blobs, NoCache()))
+                Path(device).write_bytes(lazy.read(0, blob.size))
             os.mkdir(str(number))
             mount_erofs(f"{number}.erofs", devices, str(number), direct_io=False)
             stack.callback(unmount, str(number))
@@ -162,7 +164,7 @@ def mounted(objects: Objects, image: Image, scratch: Path) -> Iterator[Path]:
                 root = read_image(objects.metadata(layer.metadata)).root.inode
         _make_top(Path("top"), root)
         os.mkdir("merged")
-        mount_overlay(["top", *(str(number) for number in reversed(range(len(image.layers))))], None, "merged")
+        mount_overlay(["top", *(str(number) for number in reversed(range(len(image.mounted))))], None, "merged")
         stack.callback(unmount, "merged")
         yield scratch / "merged"
 

@@ -21,22 +21,25 @@ from __future__ import annotations
 
 import stat
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO, Final, Protocol
+from typing import Final, NamedTuple
 
-from dsec_store.digest import Digest, hasher_for
-from dsec_store.errors import Corrupt, Invalid
+from dsec_store.errors import Invalid
+from dsec_store.layer.contents import Contents
 from dsec_store.layer.stack import Below, Found, Place, Stack, join, resolve, split_last
-from dsec_store.layer.tar import PATH_LENGTH_MAX, Runs, TarEntry, TarKind, shown
-from dsec_store.layer.tree import OPAQUE_VALUE, OPAQUE_XATTR, Content, Directory, Inode, whiteout
-
-PIECE: Final = 1 << 20
-"""Bytes that are read at once from a content."""
-
-HOLES_MAX: Final = 64 << 30
-"""Bytes of zeros that the sparse files of one tar may have in all: no archive is too small to ask for days of them."""
+from dsec_store.layer.tar import TarEntry, TarKind
+from dsec_store.layer.tree import (
+    OPAQUE_VALUE,
+    OPAQUE_XATTR,
+    PATH_LENGTH_MAX,
+    Address,
+    Directory,
+    Inode,
+    shown,
+    whiteout,
+)
+from dsec_store.layer.unpack import ENTRIES_MAX, Placed, is_marker
 
 IMPLIED_MODE: Final = stat.S_IFDIR | 0o755
 
@@ -44,6 +47,7 @@ DEVICE_0_0: Final = "a character device 0:0 would hide files below; remove it fr
 """Overlayfs takes such a device for a whiteout (message)."""
 
 _WHITEOUT: Final = b".wh."
+_NO_NAMES: Final = (b"", b".", b"..")
 _OPAQUE: Final = b".wh..wh..opq"
 _AUFS: Final = b".wh..wh."
 _TRUSTED_OVERLAY: Final = b"trusted.overlay."
@@ -53,7 +57,6 @@ _ACL_VERSION: Final = struct.pack("<I", 2)
 _ACL_ENTRY: Final = struct.Struct("<HHI")
 _ACL_TAGS: Final = {0x01, 0x02, 0x04, 0x08, 0x10, 0x20}
 """Owner, user, owning group, group, mask, others."""
-_ZEROS: Final = bytes(PIECE)
 _TYPES: Final = {
     TarKind.FILE: stat.S_IFREG,
     TarKind.DIRECTORY: stat.S_IFDIR,
@@ -64,127 +67,55 @@ _TYPES: Final = {
 }
 
 
-class Source(Protocol):
-    """A content that can be read again. `str` of it says what it is, for messages."""
-
-    def pieces(self) -> Iterator[bytes]:
-        """Its bytes, in pieces of at most `PIECE`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivePart:
-    """A content that lies in a file at `offset`; `runs` are the (offset, length) of a sparse file's data in it."""
-
-    archive: BinaryIO
-    offset: int
-    size: int
-    runs: Runs | None = None
-
-    def pieces(self) -> Iterator[bytes]:
-        at, done = self.offset, 0
-        for start, length in self.runs if self.runs is not None else ((0, self.size),):
-            yield from _zeros(start - done)
-            for position in range(at, at + length, PIECE):
-                yield self._piece(position, min(PIECE, at + length - position))
-            at, done = at + length, start + length
-        yield from _zeros(self.size - done)
-
-    def _piece(self, position: int, length: int) -> bytes:
-        self.archive.seek(position)
-        data = self.archive.read(length)
-        if len(data) != length:
-            raise Corrupt(f"the archive ends at byte {position + len(data)}, inside a file")
-        return data
-
-    def __str__(self) -> str:
-        return f"the file at byte {self.offset} of the tar"
-
-
-def _zeros(count: int) -> Iterator[bytes]:
-    for start in range(0, count, PIECE):
-        yield _ZEROS[: count - start]
-
-
 @dataclass(slots=True)
 class Assembly:
-    """A layer's tree, ready to be laid out and stored, and how to read each content that it refers to.
+    """A layer's tree, ready to be stored: its contents are.
 
     has_root     whether the source says what the root directory is like; if not, that of the layers below counts
     needs_lower  whether the layers below were looked at: on other ones the tree could be another
     """
 
     root: Directory = field(default_factory=lambda: Directory(Inode(IMPLIED_MODE)))
-    sources: dict[Digest, Source] = field(default_factory=dict)
     has_root: bool = False
     needs_lower: bool = False
 
-    def content(self, source: Source, size: int) -> Content | None:
-        """Read `source` once for its digest. None for an empty one. `Invalid` when it is not of this size."""
-        if size == 0:
-            return None
-        hasher = hasher_for("blake3")
-        for piece in exactly(source, size):
-            hasher.update(piece)
-        digest = Digest("blake3", hasher.digest())
-        self.sources.setdefault(digest, source)
-        return Content(digest, size)
+
+OpenLower = Callable[[Found], Iterator[bytes]]
+"""The content, in pieces, of a regular file that `Stack.find` found and that is not empty."""
 
 
-def exactly(source: Source, size: int) -> Iterator[bytes]:
-    """The pieces of `source`. Raises `changed` unless they are `size` bytes; what keeps growing is not read on."""
-    left = size
-    for piece in source.pieces():
-        left -= len(piece)
-        if left < 0:
-            raise changed(source)
-        yield piece
-    if left:
-        raise changed(source)
-
-
-def changed(source: Source) -> Invalid:
-    """The error for a content that is not what it was."""
-    return Invalid(f"{source}: changed while it was read; build again when nobody writes there")
-
-
-OpenLower = Callable[[Found], Source]
-"""How to read the content of a regular file that `Stack.find` found."""
-
-
-def assemble_tar(
-    entries: Iterable[TarEntry], archive: BinaryIO, lower: Stack | None, open_lower: OpenLower | None = None
+def assemble(
+    placed: list[Placed], contents: Contents, lower: Stack | None, open_lower: OpenLower | None = None
 ) -> Assembly:
-    """The layer of a tar whose contents lie in `archive`.
+    """The layer of a tar that was unpacked into `contents`; `placed` is consumed.
 
     `lower` is what it will lie on, an empty stack for a bottom layer. None means: not known, as for a workspace; then
     whiteouts are kept as they are, and links into other layers are refused. Raises `Invalid` naming the entry.
     """
-    return _Assembler(archive, Below(lower), open_lower).assemble(entries)
+    return _Assembler(contents, Below(lower), open_lower).assemble(placed)
 
 
 class _Assembler:
     """Three steps: what the markers hide, the other entries in their order, the marks that overlayfs wants for both."""
 
-    def __init__(self, archive: BinaryIO, below: Below, open_lower: OpenLower | None) -> None:
-        self._archive = archive
+    def __init__(self, contents: Contents, below: Below, open_lower: OpenLower | None) -> None:
+        self._contents = contents
         self._below = below
         self._open_lower = open_lower
         self._result = Assembly()
         self._root = self._result.root
-        self._holes = 0
         self._copies: dict[Inode, tuple[Found, Inode]] = {}
-        self._parents: dict[bytes, tuple[bytes, Directory]] = {}
+        self._parents: dict[bytes, _Parent] = {}
+        self._implied = 0
 
-    def assemble(self, entries: Iterable[TarEntry]) -> Assembly:
-        markers: list[TarEntry] = []
-        others: deque[TarEntry] = deque()
-        for entry in entries:
-            (markers if _is_marker(entry.path) else others).append(entry)
+    def assemble(self, placed: list[Placed]) -> Assembly:
+        markers = [entry for entry, _ in placed if is_marker(entry.path)]
         if markers:
-            self._hide(markers, others)
-        while others:  # an entry is let go of when its inode is made
-            self._add(others.popleft())
+            placed[:] = [each for each in placed if not is_marker(each.entry.path)]
+            self._hide(markers, placed)
+        placed.reverse()
+        while placed:  # an entry is let go of when its inode is made
+            self._add(*placed.pop())
         self._mark()
         self._copy_names()
         self._result.needs_lower = self._below.asked
@@ -192,13 +123,13 @@ class _Assembler:
 
     # -- markers: what they hide -----------------------------------------------------------------------------------
 
-    def _hide(self, markers: list[TarEntry], others: Iterable[TarEntry]) -> None:
+    def _hide(self, markers: list[TarEntry], others: Iterable[Placed]) -> None:
         """Tell `_below` what is hidden.
 
         Symlinks of the layers below on the way to a marker are followed, unless this tar puts something else there.
         """
         found = [marker for entry in markers if (marker := _marker(entry))]
-        changed = {b"/".join(split_path(entry.path)) for entry in others}
+        changed = {b"/".join(split_path(entry.path)) for entry, _ in others}
         changed |= {b"/".join([*parent, hidden]) for parent, hidden in found if hidden is not None}
 
         def look(here: Place, name: bytes) -> tuple[Inode | Directory | None, Place]:
@@ -206,6 +137,7 @@ class _Assembler:
             if path in changed:
                 return None, Place(path, below=here.below)
             node = self._node_below(path) if here.below else None
+            self._below.count(node)
             return node, Place(path, below=isinstance(node, Directory))
 
         for parent, hidden in found:
@@ -230,77 +162,58 @@ class _Assembler:
 
     # -- entries ---------------------------------------------------------------------------------------------------
 
-    def _add(self, entry: TarEntry) -> None:
-        parts = split_path(entry.path)
-        if not parts:
-            self._set_root(entry)
-        elif entry.kind is TarKind.HARDLINK:
-            self._place(parts, self._target(entry), entry)
-        else:
-            inode = self._inode(entry)
-            self._place(parts, Directory(inode) if inode.is_directory else inode, entry)
+    def _add(self, entry: TarEntry, address: Address | None) -> None:
+        # The target before the parent: as in link(2), the directory that is made for the new name cannot hide it.
+        target = self._target(entry) if entry.kind is TarKind.HARDLINK else None
+        spelled, _, name = entry.path.rstrip(b"/").rpartition(b"/")
+        parent = self._parents.get(spelled)
+        if parent is None or name in _NO_NAMES:
+            parts = split_path(entry.path)
+            if not parts:
+                self._set_root(entry)
+                return
+            if name in _NO_NAMES:
+                spelled, name = b"/".join(parts[:-1]), parts[-1]
+            parent = self._parent(spelled, parts[:-1], entry)
+        if len(parent.path) + len(name) >= PATH_LENGTH_MAX:
+            raise _unreachable(entry)
+        inode = target or _inode(entry, address)
+        self._place(parent, name, Directory(inode) if entry.kind is TarKind.DIRECTORY else inode)
 
     def _set_root(self, entry: TarEntry) -> None:
         if entry.kind is not TarKind.DIRECTORY:
             raise Invalid(f"tar entry {shown(entry.path)}: the root must be a directory")
-        self._root.inode = self._inode(entry)
+        self._root.inode = _inode(entry, None)
         self._result.has_root = True
 
-    def _inode(self, entry: TarEntry) -> Inode:
-        if entry.kind is TarKind.CHAR and entry.rdev == (0, 0):
-            raise Invalid(f"tar entry {shown(entry.path)}: {DEVICE_0_0}")
-        inode = Inode(
-            mode=_TYPES[entry.kind] | entry.mode,
-            uid=entry.uid,
-            gid=entry.gid,
-            mtime_ns=entry.mtime_ns,
-            rdev=entry.rdev,
-            target=entry.link,
-            xattrs=escape_xattrs(entry.xattrs, entry.path) if entry.xattrs else {},
-        )
-        if entry.kind is TarKind.FILE:
-            self._count_holes(entry)
-            part = ArchivePart(self._archive, entry.offset, entry.size, entry.runs)
-            inode.size = entry.size
-            inode.content = self._result.content(part, entry.size)
-        return inode
-
-    def _count_holes(self, entry: TarEntry) -> None:
-        if entry.runs is not None:
-            self._holes += entry.size - sum(length for _, length in entry.runs)
-        if self._holes > HOLES_MAX:
-            problem = f"sparse files with {self._holes} bytes of holes so far (at most {HOLES_MAX} in a layer)"
-            raise Invalid(f"tar entry {shown(entry.path)}: {problem}")
-
-    def _place(self, parts: list[bytes], node: Inode | Directory, entry: TarEntry) -> None:
+    def _place(self, parent: _Parent, name: bytes, node: Inode | Directory) -> None:
         """Later entries replace earlier ones; only a directory over a directory keeps what is in it."""
-        path, parent = self._parent(parts, entry)
-        name = parts[-1]
-        existing = parent.entries.get(name)
-        if isinstance(node, Directory) and isinstance(existing, Directory):
-            existing.inode = node.inode
-            return
-        if isinstance(existing, Directory):
-            self._parents.clear()
-        elif existing is not None and isinstance(node, Directory):
-            self._below.replaced.add(join(path, name))
-        parent.entries[name] = node
+        entries = parent.directory.entries
+        existing = entries.get(name)
+        if existing is not None:
+            if isinstance(existing, Directory):
+                if isinstance(node, Directory):
+                    existing.inode = node.inode
+                    return
+                self._parents.clear()
+            elif isinstance(node, Directory):
+                self._below.replaced.add(join(parent.path, name))
+        entries[name] = node
 
     # -- parents ---------------------------------------------------------------------------------------------------
 
-    def _parent(self, parts: list[bytes], entry: TarEntry) -> tuple[bytes, Directory]:
-        """The directory that holds the last of `parts` and its path, made if it is only implied."""
-        literal = b"/".join(parts[:-1])
-        known = self._parents.get(literal)
-        if known is None:
-            path = resolve(parts[:-1], Place(own=self._root), self._below.look)
-            if path is None or len(path) + len(parts[-1]) >= PATH_LENGTH_MAX:
-                problem = f"one of its parents is no directory, or symlinks make it longer than {PATH_LENGTH_MAX} bytes"
-                raise Invalid(f"tar entry {shown(entry.path)}: {problem}")
-            known = path, self._directory(path)
-            if path == literal:  # else an entry for the symlink could change it
-                self._parents[literal] = known
-        return known
+    def _parent(self, spelled: bytes, parts: list[bytes], entry: TarEntry) -> _Parent:
+        """The directory at `parts`, which the tar writes as `spelled`; made if it is only implied.
+
+        It is remembered by its spelling unless a symlink led to it, since an entry for that could change it.
+        """
+        path = resolve(parts, Place(own=self._root), self._below.look)
+        if path is None:
+            raise _unreachable(entry)
+        parent = _Parent(path, self._directory(path))
+        if path == b"/".join(parts):
+            self._parents[spelled] = parent
+        return parent
 
     def _directory(self, path: bytes) -> Directory:
         """This layer's directory at `path`, which holds no symlinks; made if it is only implied."""
@@ -309,10 +222,16 @@ class _Assembler:
             node, here = self._below.look(here, name)
             own = here.own
             if own is None:
+                self._count_implied(here.path)
                 own = directory.entries[name] = _implied(node)
                 here = replace(here, own=own)
             directory = own
         return directory
+
+    def _count_implied(self, path: bytes) -> None:
+        self._implied += 1
+        if self._implied > ENTRIES_MAX:
+            raise Invalid(f"directory {shown(path)}: a layer whose paths imply more than {ENTRIES_MAX} of them")
 
     # -- hardlinks -------------------------------------------------------------------------------------------------
 
@@ -334,8 +253,8 @@ class _Assembler:
             return None
         lower = found.node
         if lower not in self._copies:
-            content = self._result.content(self._open_lower(found), lower.size) if lower.size else None
-            self._copies[lower] = found, replace(lower, xattrs=dict(lower.xattrs), content=content, address=None)
+            address = self._contents.add(self._open_lower(found), lower.size, "a lower layer") if lower.size else None
+            self._copies[lower] = found, replace(lower, xattrs=dict(lower.xattrs), address=address)
         return self._copies[lower][1]
 
     def _copy_names(self) -> None:
@@ -384,6 +303,34 @@ class _Assembler:
         return node is not None
 
 
+class _Parent(NamedTuple):
+    """A directory of this layer and its path."""
+
+    path: bytes
+    directory: Directory
+
+
+def _unreachable(entry: TarEntry) -> Invalid:
+    problem = f"one of its parents is no directory, or symlinks make it longer than {PATH_LENGTH_MAX} bytes"
+    return Invalid(f"tar entry {shown(entry.path)}: {problem}")
+
+
+def _inode(entry: TarEntry, address: Address | None) -> Inode:
+    if entry.kind is TarKind.CHAR and entry.rdev == (0, 0):
+        raise Invalid(f"tar entry {shown(entry.path)}: {DEVICE_0_0}")
+    return Inode(
+        _TYPES[entry.kind] | entry.mode,
+        entry.uid,
+        entry.gid,
+        entry.mtime_ns,
+        entry.rdev,
+        entry.link,
+        escape_xattrs(entry.xattrs, entry.path) if entry.xattrs else {},
+        entry.size,
+        address,
+    )
+
+
 def _implied(below: Inode | Directory | None) -> Directory:
     """A directory with the attributes of the one below, or plain."""
     if not isinstance(below, Directory):
@@ -397,19 +344,15 @@ def _make_opaque(directory: Directory) -> None:
     directory.inode.xattrs[OPAQUE_XATTR] = OPAQUE_VALUE
 
 
-def _is_marker(path: bytes) -> bool:
-    return _WHITEOUT in path and any(part.startswith(_WHITEOUT) for part in path.split(b"/"))
-
-
 def _marker(entry: TarEntry) -> tuple[list[bytes], bytes | None] | None:
     """Where a marker lies and the name that it hides, None for all of them. None for the bookkeeping of aufs."""
     *parent, name = split_path(entry.path)
-    if name == _OPAQUE and not _is_marker(b"/".join(parent)):
+    if name == _OPAQUE and not is_marker(b"/".join(parent)):
         return parent, None
     if any(part.startswith(_AUFS) for part in (*parent, name)):
         return None
     hidden = name.removeprefix(_WHITEOUT)
-    if hidden in (b"", b".", b"..", name) or _is_marker(b"/".join(parent)):
+    if hidden in (b"", b".", b"..", name) or is_marker(b"/".join(parent)):
         raise Invalid(f"tar entry {shown(entry.path)}: a whiteout of nothing that can have a name")
     return parent, hidden
 

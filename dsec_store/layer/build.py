@@ -1,33 +1,29 @@
-"""From an assembled tree to a layer in the store, and back to a tree: lay out, chunk, store, commit.
+"""From a tree whose contents are in the store to a layer, and back to a tree: image, chunk maps, descriptor.
 
-Layout of the blob's address space: each distinct content once, contiguous, at a multiple of 4 KiB, in the order in
-which a walk in byte order first meets it. So addresses depend on the tree alone, and what lies together in a folder
-lies together here.
-
-Write order: packs, index, metadata image, chunk map, locator, descriptor. The descriptor is the commit point: a crash
-before it leaves objects that nobody refers to (docs/format/store.md).
+Write order: packs, index, chunk map and locator of each blob, metadata image, descriptor. The descriptor is the commit
+point: a crash before it leaves objects that nobody refers to (docs/format/store.md).
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from dsec_store.chunker import DEFAULT, ChunkerParameters
+from dsec_store.chunkmap import ChunkMap
 from dsec_store.chunks import ChunkSource, LazyBlob, NoCache
-from dsec_store.descriptor import FORMAT, LayerDescriptor
-from dsec_store.digest import Digest, hasher_for
-from dsec_store.layer.assemble import IMPLIED_MODE, PIECE, Assembly, Source, changed, exactly
+from dsec_store.descriptor import FORMAT, Blob, LayerDescriptor
+from dsec_store.digest import Digest
+from dsec_store.layer.assemble import IMPLIED_MODE, Assembly
+from dsec_store.layer.contents import BLOCK, PIECE, StoredContents
 from dsec_store.layer.erofs import Device, read_image, write_image
+from dsec_store.layer.recipe import RecipeWriter
 from dsec_store.layer.stack import Found, Stack
-from dsec_store.layer.tree import Address, Content, Directory, Inode, inode_of
+from dsec_store.layer.tree import Directory, Inode, inode_of
 from dsec_store.objects import Objects
-from dsec_store.upload import ChunkIndex, ChunkWriter
-
-BLOCK: Final = 4096
+from dsec_store.upload import ChunkIndex, Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,73 +47,75 @@ def build_key(diff_id: Digest, chunker: ChunkerParameters, parent: Digest | None
     return Digest.of(json.dumps(parts, sort_keys=True).encode())
 
 
-def store_layer(
-    objects: Objects,
-    index: ChunkIndex,
-    assembly: Assembly,
-    *,
-    diff_id: Digest | None,
-    chunker: ChunkerParameters = DEFAULT,
-    workers: int = 0,
-) -> StoredLayer:
-    """Store `assembly`. On return the layer is committed. Equal trees give equal digests, whatever the store held."""
-    contents, blob_size = lay_out(assembly.root)
-    with ChunkWriter(objects, index, chunker, workers) as writer:
-        for content in contents:
-            _write_content(writer, content, assembly.sources[content.digest], chunker)
-        chunk_map, locations = writer.finish()
-    stored_map = objects.put_chunk_map(chunk_map)
-    metadata = objects.put_metadata(metadata_image(assembly.root, stored_map.digest, blob_size))
-    objects.put_locator(stored_map, locations)
-    descriptor = LayerDescriptor(
-        metadata=metadata,
-        chunk_map=stored_map,
-        blob_size=blob_size,
-        inodes=len(inodes(assembly.root)),
-        has_root=assembly.has_root,
-        chunker=chunker,
-        diff_id=diff_id,
-    )
-    return StoredLayer(objects.put_layer(descriptor), descriptor, writer.new_packs, writer.new_bytes)
+class LayerBuild:
+    """One layer on its way into the store: contents first, then the tree that refers to them.
+
+        with LayerBuild(objects, index) as build:
+            placed = unpack(stream, build.contents, build.recipe)
+            layer = build.commit(assemble(placed, build.contents, lower, open_lower), diff_id)
+
+    Without `with_recipe`, the tar cannot be made again. Several may be under way with one index.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        index: ChunkIndex,
+        *,
+        chunker: ChunkerParameters = DEFAULT,
+        workers: int = 0,
+        with_recipe: bool = False,
+    ) -> None:
+        self._objects = objects
+        self._chunker = chunker
+        self._upload = Upload(objects, index, workers)
+        self.contents = StoredContents(self._upload.blob(chunker), chunker)
+        self.recipe = RecipeWriter(self._upload.blob(chunker)) if with_recipe else None
+
+    def __enter__(self) -> LayerBuild:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close(error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Free what it holds. What is not committed, perhaps for an `error`, has left chunks that nobody refers to."""
+        self._upload.close(error)
+
+    def commit(self, assembly: Assembly, diff_id: Digest | None = None) -> StoredLayer:
+        """On return the layer is stored. Equal trees in equal order give equal digests, whatever the store held."""
+        maps = [self.contents.finish()]
+        if self.recipe:
+            maps.append(self.recipe.finish())
+        self._upload.finish()
+        contents, *recipe = [self._put_blob(chunk_map) for chunk_map in maps]
+        blobs = (contents,) if contents else ()
+        descriptor = LayerDescriptor(
+            metadata=self._objects.put_metadata(metadata_image(assembly.root, blobs)),
+            blobs=blobs,
+            inodes=len(inodes(assembly.root)),
+            has_root=assembly.has_root,
+            chunker=self._chunker,
+            diff_id=diff_id,
+            recipe=recipe[0] if recipe else None,
+        )
+        digest = self._objects.put_layer(descriptor)
+        return StoredLayer(digest, descriptor, self._upload.new_packs, self._upload.new_bytes)
+
+    def _put_blob(self, chunk_map: ChunkMap) -> Blob | None:
+        """Store a chunk map and its locator; nothing for an empty one."""
+        if not len(chunk_map):
+            return None
+        blob = Blob(self._objects.put_chunk_map(chunk_map), chunk_map.blob_size)
+        self._objects.put_locator(blob.chunk_map, self._upload.locate(chunk_map))
+        return blob
 
 
-def lay_out(root: Directory) -> tuple[list[Content], int]:
-    """Give every content of the tree its address; the contents in address order, and the bytes that they span."""
-    contents: list[Content] = []
-    offsets: dict[Digest, int] = {}
-    end = 0
-    for _, node in root.walk():
-        if isinstance(node, Directory) or node.content is None:
-            continue
-        if node.content.digest not in offsets:
-            offsets[node.content.digest] = end
-            contents.append(node.content)
-            end += -(-node.content.size // BLOCK) * BLOCK
-        node.address = Address(0, offsets[node.content.digest])
-    return contents, end
-
-
-def metadata_image(root: Directory, chunk_map: Digest, blob_size: int) -> bytes:
-    """The EROFS image of a tree that was laid out; its one device carries the name of the blob."""
+def metadata_image(root: Directory, blobs: Iterable[Blob]) -> bytes:
+    """The EROFS image of a tree whose contents have addresses; its devices carry the names of the blobs."""
     out = io.BytesIO()
-    write_image(root, [Device(chunk_map.hex, blob_size // BLOCK)] if blob_size else [], out)
+    write_image(root, [Device(blob.name.hex, blob.size // BLOCK) for blob in blobs], out)
     return out.getvalue()
-
-
-def _write_content(writer: ChunkWriter, content: Content, source: Source, chunker: ChunkerParameters) -> None:
-    """One content and its padding. It must still be what the tree was made of."""
-    alone = content.size >= chunker.solo
-    if alone:
-        writer.cut()
-    hasher = hasher_for("blake3")
-    for piece in exactly(source, content.size):
-        hasher.update(piece)
-        writer.write(piece)
-    if hasher.digest() != content.digest.raw:
-        raise changed(source)
-    writer.write(bytes(-content.size % BLOCK))
-    if alone:
-        writer.cut()
 
 
 def graft(assembly: Assembly, prefix: tuple[bytes, ...]) -> None:
@@ -148,7 +146,7 @@ class StoredStack:
         self._source = ChunkSource(objects.blobs, NoCache())
         self._layers: list[Digest] = []
         self._trees = _Trees(objects)
-        self._opened: dict[int, LazyBlob] = {}
+        self._opened: dict[tuple[int, int], LazyBlob] = {}
 
     @property
     def layers(self) -> tuple[Digest, ...]:
@@ -163,13 +161,16 @@ class StoredStack:
         """The merged view of the layers so far; of no use any more when another is pushed."""
         return Stack(self._trees)
 
-    def open(self, found: Found) -> Source:
-        """How to read the content of a regular file of the stack."""
-        blob = self._opened.get(found.layer)
+    def open(self, found: Found) -> Iterator[bytes]:
+        """The content of a regular file of the stack that is not empty, in pieces."""
+        inode = inode_of(found.node)
+        assert inode.address is not None, "only files that are not empty have a content"
+        device = inode.address.device
+        blob = self._opened.get((found.layer, device))
         if blob is None:
             descriptor = self._objects.layer(self._layers[found.layer])
-            blob = self._opened[found.layer] = open_blob(self._objects, descriptor, self._source)
-        return StoredPart(blob, inode_of(found.node))
+            blob = self._opened[found.layer, device] = open_blob(self._objects, descriptor.blobs[device], self._source)
+        return pieces(blob, inode.address.offset, inode.size)
 
 
 class _Trees:
@@ -193,25 +194,14 @@ class _Trees:
         return tree
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPart:
-    """The content of a file in a stored layer."""
-
-    blob: LazyBlob
-    inode: Inode
-
-    def pieces(self) -> Iterator[bytes]:
-        assert self.inode.address is not None, "only files that are not empty have a content"
-        start, size = self.inode.address.offset, self.inode.size
-        for offset in range(0, size, PIECE):
-            yield self.blob.read(start + offset, min(PIECE, size - offset))
-
-    def __str__(self) -> str:
-        return "a file of a stored layer"
+def pieces(blob: LazyBlob, offset: int, size: int) -> Iterator[bytes]:
+    """`size` bytes of a blob from `offset` on."""
+    for done in range(0, size, PIECE):
+        yield blob.read(offset + done, min(PIECE, size - done))
 
 
-def open_blob(objects: Objects, descriptor: LayerDescriptor, source: ChunkSource) -> LazyBlob:
-    """The blob of a stored layer, read straight from the store."""
-    chunk_map = objects.chunk_map(descriptor.chunk_map)
-    locations = objects.locator(descriptor.chunk_map.digest, len(chunk_map))
+def open_blob(objects: Objects, blob: Blob, source: ChunkSource) -> LazyBlob:
+    """A blob of a stored layer, read straight from the store."""
+    chunk_map = objects.chunk_map(blob.chunk_map)
+    locations = objects.locator(blob.name, len(chunk_map))
     return LazyBlob(chunk_map, lambda _: locations, source)

@@ -58,19 +58,23 @@ class Readable(Protocol):
 
 
 def open_decompressed(raw: Readable) -> BinaryIO:
-    """A stream of the plain bytes of `raw`, read from its current position. An empty input is an empty stream.
+    """The same as a stream: `read(n)` gives exactly n bytes unless the stream ends. A failure stays."""
+    return io.BufferedReader(_Raw(decompressed(raw)), PIECE_SIZE)
 
-    `read(n)` gives exactly n bytes unless the stream ends. Raises `Corrupt` from reads, and again from every later
-    one, when the input is damaged, cut or followed by garbage (zero padding after the last gzip member is none).
-    Errors of `raw` itself pass through. `raw` stays open and is the caller's to close.
+
+def decompressed(raw: Readable) -> Iterator[bytes]:
+    """The plain bytes of `raw`, read from its current position, in pieces of at most `PIECE_SIZE`. None if it is empty.
+
+    Raises `Corrupt` when the input is damaged, cut or followed by garbage (zero padding after the last gzip member is
+    none). Errors of `raw` itself pass through. `raw` stays open and is the caller's to close.
     """
     source = io.BufferedReader(_Raw(_chunks(raw)), PIECE_SIZE)
     head = source.peek(_MAGIC_SIZE)[:_MAGIC_SIZE]
     if head.startswith(GZIP_MAGIC):
-        return io.BufferedReader(_Raw(_gunzipped(source)), PIECE_SIZE)
+        return _gunzipped(source)
     if head == ZSTD_MAGIC or _is_skippable(head):
-        return io.BufferedReader(_Raw(_unzstd(source)), PIECE_SIZE)
-    return source
+        return _unzstd(source)
+    return _chunks(source)
 
 
 class _Raw(io.RawIOBase):

@@ -12,69 +12,71 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from dsec_store.errors import Denied, Invalid, NotFound
-from dsec_store.layer.assemble import DEVICE_0_0, PIECE, Assembly, escape_xattrs
-from dsec_store.layer.tar import shown
-from dsec_store.layer.tree import Directory, Inode
+from dsec_store.layer.assemble import DEVICE_0_0, Assembly, escape_xattrs
+from dsec_store.layer.contents import PIECE, Contents, changed
+from dsec_store.layer.stack import join
+from dsec_store.layer.tree import Directory, Inode, shown
 
 _USER_XATTRS: Final = b"user."
 _CAPABILITY: Final = b"security.capability"
+LeaveOut = Callable[[bytes, bool], bool]
+"""Whether a path inside the folder, which is a directory or not, is left out."""
+
 _OPEN_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """A symlink or pipe that took a file's place is not followed and does not block."""
 
 
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """The content of a file on this machine."""
-
-    path: bytes
-
-    def pieces(self) -> Iterator[bytes]:
-        with _errors_name(self.path), open(os.open(self.path, _OPEN_FLAGS), "rb", buffering=0) as file:
-            while piece := file.read(PIECE):
-                yield piece
-
-    def __str__(self) -> str:
-        return shown(self.path)
+def nothing(path: bytes, is_directory: bool) -> bool:
+    """Nothing is left out."""
+    return False
 
 
-def assemble_folder(path: bytes, *, keep_owner: bool) -> Assembly:
-    """The layer of the folder `path`; its own attributes become the root's. Raises `NotFound`, `Denied`, `Invalid`."""
+def assemble_folder(path: bytes, contents: Contents, *, keep_owner: bool, leave_out: LeaveOut = nothing) -> Assembly:
+    """The layer of the folder `path`; its own attributes become the root's. Raises `NotFound`, `Denied`, `Invalid`.
+
+    Contents are read once, directory by directory in byte order. What `leave_out` says yes to is not looked into.
+    """
     if not os.path.isdir(path):
         raise NotFound(f"no folder {shown(path)}")
-    return _Walker(keep_owner).assemble(path)
+    return _Walker(contents, keep_owner, leave_out).assemble(path)
 
 
 class _Walker:
-    def __init__(self, keep_owner: bool) -> None:
+    def __init__(self, contents: Contents, keep_owner: bool, leave_out: LeaveOut) -> None:
+        self._contents = contents
         self._keep_owner = keep_owner
+        self._leave_out = leave_out
         self._result = Assembly(has_root=True)
         self._links: dict[tuple[int, int], Inode] = {}
 
     def assemble(self, top: bytes) -> Assembly:
         with _errors_name(top):
             self._result.root.inode = self._inode(top, os.stat(top))
-        pending = [(top, self._result.root)]
+        pending = [(b"", self._result.root)]
         while pending:
-            path, directory = pending.pop()
-            for name in _names(path):
-                child = os.path.join(path, name)
+            inside, directory = pending.pop()
+            below = []
+            for name in _names(os.path.join(top, inside)):
+                path = join(inside, name)
+                child = os.path.join(top, path)
                 with _errors_name(child):
-                    node = self._node(child)
+                    node = self._node(child, path)
                 if node is not None:
                     directory.entries[name] = node
                 if isinstance(node, Directory):
-                    pending.append((child, node))
+                    below.append((path, node))
+            pending.extend(reversed(below))
         return self._result
 
-    def _node(self, path: bytes) -> Inode | Directory | None:
+    def _node(self, path: bytes, inside: bytes) -> Inode | Directory | None:
+        """What lies at `path`, which is `inside` the folder."""
         status = os.lstat(path)
-        if stat.S_ISSOCK(status.st_mode):
+        if stat.S_ISSOCK(status.st_mode) or self._leave_out(inside, stat.S_ISDIR(status.st_mode)):
             return None
         if stat.S_ISDIR(status.st_mode):
             return Directory(self._inode(path, status))
@@ -100,8 +102,19 @@ class _Walker:
         )
         if stat.S_ISREG(status.st_mode):
             inode.size = status.st_size
-            inode.content = self._result.content(FilePart(path), status.st_size)
+            if status.st_size:
+                inode.address = self._contents.add(_read(path, status), status.st_size, shown(path))
         return inode
+
+
+def _read(path: bytes, expected: os.stat_result) -> Iterator[bytes]:
+    """The content of a file. Raises `changed` when somebody wrote into it since it was looked at, or does now."""
+    with _errors_name(path), open(os.open(path, _OPEN_FLAGS), "rb", buffering=0) as file:
+        while piece := file.read(PIECE):
+            yield piece
+        status = os.fstat(file.fileno())
+    if (status.st_ino, status.st_size, status.st_mtime_ns) != (expected.st_ino, expected.st_size, expected.st_mtime_ns):
+        raise changed(shown(path))
 
 
 def _names(path: bytes) -> list[bytes]:

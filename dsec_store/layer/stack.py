@@ -18,11 +18,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dsec_store.layer.tar import PATH_LENGTH_MAX
-from dsec_store.layer.tree import Directory, Inode
+from dsec_store.errors import Invalid
+from dsec_store.layer.tree import PATH_LENGTH_MAX, Directory, Inode
 
 MAX_SYMLINKS: Final = 40
 """As the kernel's limit: more on the way to a directory is a loop."""
+
+STEPS_MAX: Final = 1 << 27
+"""Names that may be looked up for one layer, those in the targets of symlinks on the way included: a few minutes.
+Symlinks that lead through symlinks cost so many for each entry behind them that a small layer could take days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +126,27 @@ class Below:
         self.emptied: set[bytes] = set()
         self.replaced: set[bytes] = set()
         self.asked = False
+        self._steps = 0
+
+    def count(self, node: Inode | Directory | None) -> None:
+        """Count a name that was looked up, and what follows from it. Raises `Invalid` beyond STEPS_MAX."""
+        self._steps += 1 + (node.target.count(b"/") if isinstance(node, Inode) else 0)
+        if self._steps > STEPS_MAX:
+            raise Invalid(f"more than {STEPS_MAX} names to look up: too many symlinks lead through symlinks")
 
     def look(self, here: Place, name: bytes) -> tuple[Inode | Directory | None, Place]:
         """What shows under `name`: the new layer's own, else what is left of the layers below."""
         path = join(here.path, name)
         below = here.below and not any(path in marked for marked in (self.hidden, self.emptied, self.replaced))
         own = here.own.entries.get(name) if here.own else None
+        self.count(own)
         if own is not None:
             return own, Place(path, own if isinstance(own, Directory) else None, below)
         self.asked = True
         found = self.stack.find(path) if self.stack is not None and here.below and path not in self.hidden else None
         node = found.node if found else None
+        if node is not None:
+            self.count(node)
         return node, Place(path, below=below and isinstance(node, Directory))
 
     def find_unmarked(self, path: bytes) -> Found | None:

@@ -7,7 +7,7 @@ Overlay semantics inside a layer (docs/format/layers.md): a *whiteout* is a char
 has the xattr `trusted.overlay.opaque` = `y`. Only the builder makes them.
 
 >>> root = Directory(Inode(mode=stat.S_IFDIR | 0o755))
->>> root.entries[b"hello"] = Inode(mode=stat.S_IFREG | 0o644, size=5, content=Content(digest, 5))
+>>> root.entries[b"hello"] = Inode(mode=stat.S_IFREG | 0o644, size=5, address=Address(0, 4096))
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from dsec_store.digest import Digest
-
 ID_MAX: Final = 2**32 - 2
 """Largest uid and gid; 2**32-1 means "no change" to chown(2) and is refused."""
+
+PATH_LENGTH_MAX: Final = 4095
+"""Bytes of a path or link target: Linux' PATH_MAX without its NUL."""
+
+SHOWN_LENGTH: Final = 200
+"""Bytes of a path that an error shows."""
 
 OPAQUE_XATTR: Final = b"trusted.overlay.opaque"
 OPAQUE_VALUE: Final = b"y"
 WHITEOUT_MODE: Final = stat.S_IFCHR
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """The bytes of a regular file: their BLAKE3 digest and their size (more than 0) in bytes."""
-
-    digest: Digest
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +45,8 @@ class Inode:
 
     mode    st_mode with type bits          mtime_ns  nanoseconds since 1970, negative before
     rdev    (major, minor) of a device      target    bytes of a symlink
-    xattrs  full name -> value, both bytes  content   of a regular file that is not empty
-    size    of a regular file in bytes      address   where the content lies, once laid out or read back
-
-    The builder knows contents first and addresses after the layout; a tree read back from an image has addresses only.
+    xattrs  full name -> value, both bytes  address   where the content of a regular file lies that is not empty
+    size    of a regular file in bytes
     """
 
     mode: int
@@ -63,7 +57,6 @@ class Inode:
     target: bytes = b""
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
     size: int = 0
-    content: Content | None = None
     address: Address | None = None
 
     @property
@@ -113,6 +106,11 @@ class Directory:
 def inode_of(node: Inode | Directory) -> Inode:
     """The inode of a node of either form."""
     return node.inode if isinstance(node, Directory) else node
+
+
+def shown(path: bytes) -> str:
+    """A path for a message: one line of ASCII in quotes, cut to `SHOWN_LENGTH` bytes."""
+    return repr(path[:SHOWN_LENGTH])[1:] + ("…" if len(path) > SHOWN_LENGTH else "")
 
 
 def whiteout() -> Inode:

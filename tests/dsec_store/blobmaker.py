@@ -16,7 +16,7 @@ from dsec_store.chunker import DEFAULT, ChunkerParameters
 from dsec_store.chunkmap import ChunkLocation, ChunkMap
 from dsec_store.errors import Corrupt, Invalid
 from dsec_store.objects import Objects
-from dsec_store.upload import ChunkIndex, ChunkWriter
+from dsec_store.upload import ChunkIndex, Upload
 
 T = TypeVar("T")
 
@@ -44,9 +44,12 @@ class StoredBlob:
 def store_blob(
     objects: Objects, data: bytes, *, parameters: ChunkerParameters = SMALL, index: ChunkIndex | None = None
 ) -> StoredBlob:
-    with ChunkWriter(objects, index or ChunkIndex(objects), parameters, workers=2) as writer:
+    with Upload(objects, index or ChunkIndex(objects), workers=2) as upload:
+        writer = upload.blob(parameters)
         writer.write(data)
-        return StoredBlob(data, *writer.finish())
+        chunk_map = writer.finish()
+        upload.finish()
+        return StoredBlob(data, chunk_map, upload.locate(chunk_map))
 
 
 def store_default(objects: Objects, data: bytes) -> StoredBlob:

@@ -10,54 +10,81 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec_store.chunker import DEFAULT, ChunkerParameters
-from dsec_store.descriptor import KINDS, Image, LayerDescriptor, Sized, parse_env
+from dsec_store.descriptor import KINDS, Blob, Image, LayerDescriptor, RunConfig, Sized, parse_env
 from dsec_store.digest import Digest
 from dsec_store.document import MAX_NUMBER, encode
-from dsec_store.errors import Invalid
+from dsec_store.errors import Corrupt, Invalid
 from tests.dsec_store.blobmaker import damaged, unless_refused
 
 SIZES = st.integers(0, MAX_NUMBER)
 DIGESTS = st.builds(Digest, st.sampled_from(["blake3", "sha256"]), st.binary(min_size=32, max_size=32))
-TEXTS = st.text(st.characters(exclude_characters="\0"))
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+STRINGS = st.lists(st.text(), max_size=3).map(tuple)
+PAIRS = st.lists(st.tuples(TEXTS.filter(lambda key: key and "=" not in key), TEXTS), max_size=3).map(tuple)
+SIZED = st.builds(Sized, DIGESTS, SIZES)
+BLOBS = st.builds(Blob, SIZED, SIZES)
 LAYERS = st.builds(
     LayerDescriptor,
-    metadata=st.builds(Sized, DIGESTS, SIZES),
-    chunk_map=st.builds(Sized, DIGESTS, SIZES),
-    blob_size=SIZES,
+    metadata=SIZED,
+    blobs=st.lists(BLOBS, max_size=3).map(tuple),
     inodes=SIZES,
     has_root=st.booleans(),
-    chunker=st.builds(ChunkerParameters, st.text(), SIZES, SIZES, SIZES, SIZES),
+    chunker=st.none() | st.builds(ChunkerParameters, st.text(), SIZES, SIZES, SIZES, SIZES),
     diff_id=st.none() | DIGESTS,
+    recipe=st.none() | BLOBS,
+    run=st.lists(DIGESTS, max_size=3).map(tuple),
+)
+RUN_CONFIGS = st.builds(
+    RunConfig,
+    env=PAIRS,
+    working_dir=st.text(),
+    user=st.text(),
+    entrypoint=STRINGS,
+    cmd=STRINGS,
+    labels=PAIRS,
+    stop_signal=st.text(),
+    exposed_ports=STRINGS,
+    volumes=STRINGS,
 )
 IMAGES = st.builds(
     Image,
     kind=st.sampled_from(KINDS),
     layers=st.lists(DIGESTS, max_size=3).map(tuple),
-    config=st.none() | DIGESTS,
-    manifest=st.none() | DIGESTS,
+    lowers=st.lists(DIGESTS, max_size=3).map(tuple),
     platform=st.none() | st.text(),
-    env=st.lists(st.tuples(TEXTS.filter(lambda key: key and "=" not in key), TEXTS), max_size=3).map(tuple),
-    path=st.lists(st.text(), max_size=3).map(tuple),
-    source_bytes=SIZES,
+    config=RUN_CONFIGS,
+    env=PAIRS,
+    path=STRINGS,
 )
 
 LAYER = LayerDescriptor(
     metadata=Sized(Digest.of(b"metadata"), 4096),
-    chunk_map=Sized(Digest.of(b"chunk map"), 56),
-    blob_size=8192,
+    blobs=(Blob(Sized(Digest.of(b"chunk map"), 56), 8192), Blob(Sized(Digest.of(b"another"), 92), 4096)),
     inodes=3,
     has_root=True,
     chunker=DEFAULT,
     diff_id=Digest.of(b"tar", "sha256"),
+    recipe=Blob(Sized(Digest.of(b"recipe"), 56), 5),
+    run=(Digest.of(b"lower"), Digest.of(b"upper")),
 )
 IMAGE = Image(
     kind="base",
     layers=(Digest.of(b"layer"),),
-    config=Digest.of(b"{}", "sha256"),
+    lowers=(Digest.of(b"run"),),
     platform="linux/amd64",
+    config=RunConfig(
+        env=(("PATH", "/bin"), ("A", "")),
+        working_dir="/work",
+        user="app",
+        entrypoint=("/init",),
+        cmd=("run", "it"),
+        labels=(("a", "1=2"), ("b", "")),
+        stop_signal="SIGINT",
+        exposed_ports=("53/udp", "80/tcp"),
+        volumes=("/data",),
+    ),
     env=(("A", "1=2"), ("B", "")),
     path=("/opt/bin",),
-    source_bytes=12,
 )
 
 
@@ -83,7 +110,10 @@ def test_a_damaged_image(data: bytes) -> None:
     assert image is None or Image.decode(image.encode(), "image") == image
 
 
-HOSTILE = [None, True, -1, 2**63, 1.5, "", "x", [], [1], {}, {"digest": 1, "size": 1}, {"digest": "blake3:", "size": 1}]
+HOSTILE: list[object] = [
+    *(None, True, -1, 2**63, 1.5, "", "x", [], [1], [[]], [{}], ["="], {}),
+    *({"digest": 1, "size": 1}, {"digest": "blake3:", "size": 1}),
+]
 
 
 @pytest.mark.parametrize("field", sorted(json.loads(LAYER.encode())))
@@ -103,10 +133,82 @@ def test_no_field_of_an_image_leads_to_another_error(field: str, value: object) 
 
 
 def test_another_release_says_what_to_do() -> None:
-    newer = {"format": 2, "anything": "else"}
-    for decode in (LayerDescriptor.decode, Image.decode):
-        with pytest.raises(Invalid, match=r"^it: format 2 .* upgrade dsec$"):
-            decode(encode(newer), "it")
+    for form in (1, 3):
+        for decode in (LayerDescriptor.decode, Image.decode):
+            with pytest.raises(Invalid, match=rf"^it: format {form} .* upgrade dsec$"):
+                decode(encode({"format": form, "anything": "else"}), "it")
+
+
+def without(document: bytes, *way: str | int) -> bytes:
+    """The document, less the field to which the way leads."""
+    whole = json.loads(document)
+    place = whole
+    for step in way[:-1]:
+        place = place[step]
+    del place[way[-1]]
+    return encode(whole)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *(("metadata",), ("blobs",), ("inodes",), ("has_root",), ("run",)),
+        *(("blobs", 1, "chunk_map"), ("blobs", 1, "size"), ("blobs", 1, "chunk_map", "size")),
+        *(("recipe", "chunk_map"), ("recipe", "size"), ("chunker", "name"), ("chunker", "solo")),
+    ],
+)
+def test_a_layer_without_a_field_is_corrupt(way: tuple[str | int, ...]) -> None:
+    with pytest.raises(Corrupt, match=rf"^layer\b.*: field '{way[-1]}' is not of type"):
+        LayerDescriptor.decode(without(LAYER.encode(), *way), "layer")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *(("kind",), ("layers",), ("lowers",), ("config",), ("env",), ("path",)),
+        *(("config", field) for field in sorted(RunConfig().as_json())),
+    ],
+)
+def test_an_image_without_a_field_is_corrupt(way: tuple[str | int, ...]) -> None:
+    with pytest.raises(Corrupt, match=rf"^image\b.*: field '{way[-1]}' is not of type"):
+        Image.decode(without(IMAGE.encode(), *way), "image")
+
+
+@pytest.mark.parametrize(("field", "value"), [("env", ["A"]), ("env", ["=b"]), ("labels", ["a=\0"]), ("cmd", [1])])
+def test_a_run_config_that_cannot_be_is_corrupt(field: str, value: object) -> None:
+    image = json.loads(IMAGE.encode())
+    image["config"][field] = value
+    with pytest.raises(Corrupt, match=r"^image\b"):
+        Image.decode(encode(image), "image")
+
+
+def test_what_may_be_absent_is_none() -> None:
+    data = LAYER.encode()
+    for field in ("chunker", "diff_id", "recipe"):
+        data = without(data, field)
+    assert LayerDescriptor.decode(data, "layer") == replace(LAYER, chunker=None, diff_id=None, recipe=None)
+    assert Image.decode(without(IMAGE.encode(), "platform"), "image") == replace(IMAGE, platform=None)
+
+
+def test_a_blob_has_the_name_of_its_chunk_map() -> None:
+    assert [blob.name for blob in LAYER.blobs] == [Digest.of(b"chunk map"), Digest.of(b"another")]
+
+
+def test_the_recipe_is_stored_and_is_no_device() -> None:
+    assert LAYER.recipe is not None
+    assert LAYER.stored_blobs == (*LAYER.blobs, LAYER.recipe)
+    assert replace(LAYER, recipe=None).stored_blobs == LAYER.blobs
+
+
+def test_the_order_of_blobs_counts() -> None:
+    """It is that of the device table."""
+    turned = replace(LAYER, blobs=LAYER.blobs[::-1])
+    assert LayerDescriptor.decode(turned.encode(), "layer") == turned != LAYER
+
+
+def test_collapsed_runs_are_mounted_in_place_of_the_layers() -> None:
+    assert IMAGE.mounted == IMAGE.lowers
+    assert replace(IMAGE, lowers=()).mounted == IMAGE.layers
 
 
 def test_layers_cut_by_another_chunker_are_read() -> None:

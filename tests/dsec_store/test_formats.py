@@ -14,11 +14,14 @@ from dsec_store.cache import NodeCache
 from dsec_store.chunker import DEFAULT, Cutter
 from dsec_store.chunkmap import ChunkLocation, ChunkMap, decode_locator, encode_locator
 from dsec_store.chunks import ChunkSource, LazyBlob, NoCache
-from dsec_store.descriptor import Image, LayerDescriptor, Sized
+from dsec_store.descriptor import Blob, Image, LayerDescriptor, Sized
 from dsec_store.digest import Digest
+from dsec_store.layer.recipe import read_recipe
 from dsec_store.objects import Objects
 from dsec_store.pack import PackBuilder, decode_index, encode_index
+from dsec_store.references import Origin
 from tests.dsec_store.blobmaker import noise
+from tests.dsec_store.layer.test_recipe import Part, written
 from tests.dsec_store.test_chunker import ends
 
 DOCS = Path(__file__).parents[2] / "docs" / "format"
@@ -72,8 +75,9 @@ def builder() -> PackBuilder:
 PACK = dump("pack.md", 0)
 LOCATIONS = [ChunkLocation(Digest.of(PACK), 0, 19, 1), ChunkLocation(Digest.of(PACK), 19, 23, 1)]
 MAP = ChunkMap([Digest.of(ZEROS).raw, Digest.of(HELLO).raw], [4096, 4096])
-LAYER = LayerDescriptor(METADATA_IMAGE, Sized(Digest.of(MAP.encode()), 92), 8192, 3, True, DEFAULT, None)
-IMAGE = Image("toolkit", (Digest.of(LAYER.encode()),), env=(("LANG", "C.UTF-8"),), path=("/opt/bin",), source_bytes=5)
+BLOB = Blob(Sized(Digest.of(MAP.encode()), 92), 8192)
+LAYER = LayerDescriptor(METADATA_IMAGE, (BLOB,), 3, True, DEFAULT)
+IMAGE = Image("toolkit", (Digest.of(LAYER.encode()),), env=(("LANG", "C.UTF-8"),), path=("/opt/bin",))
 
 
 def test_pack(builder: PackBuilder) -> None:
@@ -102,7 +106,7 @@ def test_locator() -> None:
 
 def test_cuts() -> None:
     assert ends(DEFAULT, noise(1 << 20, "vector")) == [int(end) for end in blocks("chunk-map.md")[2].split()]
-    assert list(Cutter(DEFAULT).finish()) == []
+    assert Cutter(DEFAULT).end() is None
 
 
 @pytest.mark.parametrize(("number", "value"), [(0, LAYER), (1, IMAGE)])
@@ -118,23 +122,24 @@ def test_the_vectors_make_a_store() -> None:
     objects = Objects(MemoryBlobs())
     for key, data in {
         keys.pack(Digest.of(PACK)): PACK,
-        keys.chunk_map(LAYER.chunk_map.digest): dump("chunk-map.md", 0),
-        keys.locator(LAYER.chunk_map.digest): dump("chunk-map.md", 1),
+        keys.chunk_map(BLOB.name): dump("chunk-map.md", 0),
+        keys.locator(BLOB.name): dump("chunk-map.md", 1),
         keys.layer(Digest.of(LAYER.encode())): text("descriptor.md", 0),
         keys.image(Digest.of(IMAGE.encode())): text("descriptor.md", 1),
         "refs/demo%3Av1": text("store.md", 0),
     }.items():
         objects.blobs.put(key, data)
     layer = objects.layer(objects.image(objects.references.get("demo:v1")).layers[0])
-    locations = objects.locator(layer.chunk_map.digest)
-    blob = LazyBlob(objects.chunk_map(layer.chunk_map), lambda _: locations, ChunkSource(objects.blobs, NoCache()))
+    (stored,) = layer.blobs
+    locations = objects.locator(stored.name)
+    blob = LazyBlob(objects.chunk_map(stored.chunk_map), lambda _: locations, ChunkSource(objects.blobs, NoCache()))
     assert blob.read(0, 10_000) == ZEROS + HELLO
     assert list(objects.references.names()) == ["demo:v1"]
 
 
 def test_a_reference_is_written_as_shown() -> None:
     objects = Objects(MemoryBlobs())
-    objects.references.set("demo:v1", Digest.of(IMAGE.encode()))
+    objects.references.set("demo:v1", Digest.of(IMAGE.encode()), Origin(source_bytes=5))
     assert objects.blobs.get("refs/demo%3Av1") == text("store.md", 0)
 
 
@@ -153,7 +158,19 @@ def test_cache(tmp_path: Path) -> None:
     assert found == {"digest": [(entry[:32], entry[32:])], "segment": [(dump("cache.md", 1), b"")]}
 
 
-@pytest.mark.parametrize("page", ["store.md", "pack.md", "chunk-map.md", "descriptor.md", "cache.md"])
+def test_recipe() -> None:
+    parts: list[Part] = [b"one", (0, 5), bytes(507), b"two", (8192, 3), b"three", (0, 5)]
+    data = dump("recipe.md", 0)
+    assert written(parts) == data
+    blob = b"hello".ljust(8192, b"\0") + b"end"
+    made = b"".join(read_recipe([data], lambda address, size: blob[address : address + size], "recipe"))
+    assert made == b"onehello" + bytes(507) + b"twoendthreehello"
+
+
+PAGES = ["store.md", "pack.md", "chunk-map.md", "descriptor.md", "cache.md", "recipe.md", "layers.md", "tar.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", shown(page)):
         assert (DOCS / target).is_file(), target

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dsec_store import keys
+from dsec_store import objects as objects_module
 from dsec_store.backends.memory import MemoryBlobs
 from dsec_store.chunkmap import ChunkLocation, ChunkMap
 from dsec_store.descriptor import Sized
@@ -166,9 +167,20 @@ def test_a_whole_pack_is_verified(objects: Objects) -> None:
 
 
 def test_an_oci_object_is_bounded(objects: Objects) -> None:
-    digest = objects.put_oci(bytes(MAX_OCI_OBJECT + 1))
+    data = bytes(MAX_OCI_OBJECT + 1)
+    digest = Digest.of(data, "sha256")
+    objects.blobs.put(keys.oci(digest), data)
     with pytest.raises(Corrupt, match="expected at most"):
         objects.oci(digest)
+
+
+def test_what_readers_would_refuse_is_not_written(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Invalid, match=r"an OCI object of \d+ bytes cannot be stored"):
+        objects.put_oci(bytes(MAX_OCI_OBJECT + 1))
+    monkeypatch.setattr(objects_module, "MAX_METADATA", 4095)
+    with pytest.raises(Invalid, match="a metadata image of 4096 bytes cannot be stored"):
+        objects.put_metadata(bytes(4096))
+    assert not list(objects.blobs.list(""))
 
 
 def test_lookups(objects: Objects) -> None:
@@ -223,7 +235,7 @@ def test_listings_leave_out_what_is_not_ours(objects: Objects) -> None:
 
 
 def test_a_layer_of_another_release_says_what_to_do(objects: Objects) -> None:
-    data = LAYER.encode().replace(b'"format":1', b'"format":7')
+    data = LAYER.encode().replace(b'"format":2', b'"format":7')
     digest = Digest.of(data)
     objects.blobs.put(keys.layer(digest), data)
     with pytest.raises(Invalid, match=rf"layer {re.escape(str(digest))}: format 7 .*upgrade dsec"):

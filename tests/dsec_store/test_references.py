@@ -13,13 +13,19 @@ from dsec_store.backends.folder import FolderBlobs
 from dsec_store.backends.memory import MemoryBlobs
 from dsec_store.blobs import BlobStore
 from dsec_store.digest import Digest
-from dsec_store.document import encode
+from dsec_store.document import MAX_NUMBER, encode
 from dsec_store.errors import Corrupt, Invalid, NotFound, Unavailable
 from dsec_store.fault import Fault, FaultBlobs, scripted
-from dsec_store.references import MAX_NAME, References, check_name
+from dsec_store.references import MAX_NAME, Origin, Reference, References, check_name
 from tests.dsec_store.blobmaker import in_threads, unless_refused
 
 IMAGE, OTHER = Digest.of(b"image"), Digest.of(b"other")
+ORIGIN = Origin(Digest.of(b"manifest", "sha256"), Digest.of(b"config", "sha256"), 12)
+NO_ORIGINS: list[object] = [
+    *("", [], True, {}, {"source_bytes": -1}, {"source_bytes": True}),
+    *({"source_bytes": 1, "manifest": "x"}, {"source_bytes": 1, "config": 1}),
+]
+DIGESTS = st.none() | st.builds(Digest, st.sampled_from(["blake3", "sha256"]), st.binary(min_size=32, max_size=32))
 
 COMPONENTS = st.from_regex(r"[a-z0-9]+((\.|_|__|-{1,3})[a-z0-9]+){0,2}", fullmatch=True).filter(str.isascii)
 TAGS = st.none() | st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,20}", fullmatch=True).filter(str.isascii)
@@ -129,8 +135,9 @@ def test_a_name_may_begin_like_another(blobs: BlobStore) -> None:
 def test_set_get_replace_remove(blobs: BlobStore) -> None:
     references = References(blobs)
     missing = re.escape(f"no image named 'demo' in {blobs.location} (see 'dsec-image ls')")
-    with pytest.raises(NotFound, match=missing):
-        references.get("demo")
+    for ask in (references.get, references.read):
+        with pytest.raises(NotFound, match=missing):
+            ask("demo")
     references.set("demo", IMAGE)
     references.set("demo", OTHER)
     assert references.get("demo") == OTHER
@@ -138,6 +145,34 @@ def test_set_get_replace_remove(blobs: BlobStore) -> None:
     assert not list(references.names())
     with pytest.raises(NotFound, match=missing):
         references.remove("demo")
+
+
+@given(st.builds(Origin, DIGESTS, DIGESTS, st.integers(0, MAX_NUMBER)))
+def test_the_origin_is_read_back(origin: Origin) -> None:
+    references = References(MemoryBlobs())
+    references.set("demo", IMAGE, origin)
+    assert references.read("demo") == Reference(IMAGE, origin)
+
+
+def test_a_new_image_has_a_new_origin(blobs: BlobStore) -> None:
+    references = References(blobs)
+    references.set("demo", IMAGE, ORIGIN)
+    references.set("demo", OTHER)
+    assert references.read("demo") == Reference(OTHER, Origin())
+
+
+@pytest.mark.parametrize("fields", [{}, {"origin": None}])
+def test_a_reference_without_an_origin_is_read(fields: dict[str, None]) -> None:
+    blobs = MemoryBlobs()
+    blobs.put("refs/demo", encode({"format": 1, "image": str(IMAGE), **fields}))
+    assert References(blobs).read("demo") == Reference(IMAGE, Origin())
+
+
+def test_the_objects_of_an_origin() -> None:
+    assert ORIGIN.config is not None
+    assert ORIGIN.oci == (ORIGIN.config, ORIGIN.manifest)
+    assert Origin(config=ORIGIN.config).oci == (ORIGIN.config,)
+    assert Origin(source_bytes=5).oci == ()
 
 
 def test_two_writers_leave_one_of_both(blobs: BlobStore) -> None:
@@ -165,7 +200,15 @@ def test_what_is_no_reference_is_not_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"?", encode({"format": 1}), encode({"format": 1, "image": "demo"}), encode({"image": str(IMAGE)})]
+    "data",
+    [
+        b"",
+        b"?",
+        encode({"format": 1}),
+        encode({"format": 1, "image": "demo"}),
+        encode({"image": str(IMAGE)}),
+        *(encode({"format": 1, "image": str(IMAGE), "origin": origin}) for origin in NO_ORIGINS),
+    ],
 )
 def test_a_damaged_reference_is_corrupt_and_can_be_set_anew(data: bytes) -> None:
     blobs = MemoryBlobs()

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import pytest
 
-from dsec_store import compression, keys, pack
+from dsec_store import chunker, compression, keys, pack
+from dsec_store import upload as upload_module
 from dsec_store.around import AroundBlobs, Operation, Request
 from dsec_store.backends.memory import MemoryBlobs
 from dsec_store.blobs import BlobStore
@@ -22,7 +23,7 @@ from dsec_store.errors import Denied, Unavailable
 from dsec_store.fault import Fault, FaultBlobs, Plan
 from dsec_store.meter import MeteredBlobs
 from dsec_store.objects import Objects
-from dsec_store.upload import INDEX_READERS, UPLOADS, WINDOW, ChunkIndex, ChunkWriter
+from dsec_store.upload import BATCHES_AHEAD, INDEX_READERS, UPLOADS, ChunkIndex, Upload
 from tests.dsec_store.blobmaker import PATIENCE, SMALL, StoredBlob, flipped, noise, store_blob
 
 T = TypeVar("T")
@@ -32,8 +33,12 @@ DATA = noise(400_000, "one") + bytes(200_000) + b"text " * 40_000 + noise(300_00
 
 
 @pytest.fixture(autouse=True)
-def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "PACK_SIZE", 100_000)
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that little data makes many windows, batches and packs."""
+    monkeypatch.setattr(chunker, "WINDOW", 40_000)
+    monkeypatch.setattr(upload_module, "BATCH", 50_000)
+    for module in (pack, upload_module):
+        monkeypatch.setattr(module, "PACK_SIZE", 100_000)
 
 
 def contents(blobs: BlobStore) -> dict[str, bytes]:
@@ -53,15 +58,17 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(("chunk", "pack"))]
 
 
-def write_all(objects: Objects, data: bytes, workers: int) -> ChunkWriter:
+def write_all(objects: Objects, data: bytes, workers: int) -> Upload:
     """Write piece by piece, with a cut in the middle."""
-    with ChunkWriter(objects, ChunkIndex(objects), SMALL, workers) as writer:
+    with Upload(objects, ChunkIndex(objects), workers) as upload:
+        writer = upload.blob(SMALL)
         for start in range(0, len(data), 50_000):
             writer.write(data[start : start + 50_000])
             if start == 500_000:
                 writer.cut()
         writer.finish()
-    return writer
+        upload.finish()
+    return upload
 
 
 def test_what_was_written_is_read() -> None:
@@ -283,8 +290,8 @@ def test_a_failed_index_leaves_nothing_referenced_and_the_next_blob_does_not_rel
 
 def test_a_reader_that_fails_in_the_middle_leaves_no_thread() -> None:
     objects = Objects(MemoryBlobs())
-    with suppress(ZeroDivisionError), ChunkWriter(objects, ChunkIndex(objects), SMALL) as writer:
-        writer.write(DATA)
+    with suppress(ZeroDivisionError), Upload(objects, ChunkIndex(objects)) as upload:
+        upload.blob(SMALL).write(DATA)
         raise ZeroDivisionError
     assert families(objects.blobs) <= {"packs"}
     assert not our_threads()
@@ -321,7 +328,8 @@ def counted(call: Callable[[], T], note: Callable[[], None]) -> T:
 
 def test_a_slow_store_holds_the_writer_back(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(MemoryBlobs())
-    writer = ChunkWriter(Objects(gate), ChunkIndex(Objects(gate)), SMALL, workers=4)
+    upload = Upload(Objects(gate), ChunkIndex(Objects(gate)), workers=4)
+    writer = upload.blob(SMALL)
     waiting, encode = [], compression.encode
     monkeypatch.setattr(
         compression, "encode", lambda data: counted(lambda: encode(data), lambda: waiting.append(len(writer._encoding)))
@@ -329,10 +337,12 @@ def test_a_slow_store_holds_the_writer_back(monkeypatch: pytest.MonkeyPatch) -> 
     data = noise(3_000_000, "much")
 
     def write() -> None:
-        writer.write(data)
+        for start in range(0, len(data), 10_000):
+            writer.write(data[start : start + 10_000])
         writer.finish()
+        upload.finish()
 
-    with writer, ThreadPoolExecutor(1) as other:
+    with upload, ThreadPoolExecutor(1) as other:
         writing = other.submit(write)
         for _ in range(UPLOADS):
             assert gate.arrived.acquire(timeout=PATIENCE)
@@ -340,12 +350,12 @@ def test_a_slow_store_holds_the_writer_back(monkeypatch: pytest.MonkeyPatch) -> 
         gate.open.set()
         writing.result(PATIENCE)
     assert gate.most == UPLOADS
-    assert max(waiting) <= WINDOW
-    assert len(waiting) > 2 * WINDOW
+    assert max(waiting) <= 4 + BATCHES_AHEAD
+    assert len(waiting) > 100
 
 
 def test_as_many_threads_as_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 7})
     objects = Objects(MemoryBlobs())
-    with ChunkWriter(objects, ChunkIndex(objects), SMALL) as writer:
-        assert writer._pool._max_workers == 3
+    with Upload(objects, ChunkIndex(objects)) as upload:
+        assert (upload.workers, upload._pool._max_workers) == (3, 3)

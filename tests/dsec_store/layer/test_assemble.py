@@ -3,39 +3,35 @@
 import io
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
-from dsec_store.errors import Corrupt, Invalid
-from dsec_store.layer import assemble
-from dsec_store.layer.assemble import ArchivePart, Assembly, assemble_tar, escape_xattrs, exactly, split_path
+from dsec_store.errors import Invalid
+from dsec_store.layer.assemble import Assembly, assemble, escape_xattrs, split_path
 from dsec_store.layer.stack import Found, Stack
-from dsec_store.layer.tar import read_entries
 from dsec_store.layer.tree import OPAQUE_VALUE, OPAQUE_XATTR, Directory, Inode, inode_of
+from dsec_store.layer.unpack import unpack
 from tests import tarmaker as tar
+from tests.dsec_store.keptcontents import KeptContents
 
 LOWER_BYTES = b"bytes of a lower layer"
 
 
-class LowerFile:
+def open_lower(_: Found) -> Iterator[bytes]:
     """Every regular file of the layers below holds the same here."""
-
-    def pieces(self) -> Iterator[bytes]:
-        yield LOWER_BYTES
+    yield LOWER_BYTES
 
 
-def open_lower(_: Found) -> LowerFile:
-    return LowerFile()
-
-
-def assembled(*entries: bytes, on: Stack | None) -> Assembly:
-    archive = io.BytesIO(tar.archive(*entries))
-    return assemble_tar(read_entries(archive), archive, on, open_lower)
+def assembled(*entries: bytes, on: Stack | None, contents: KeptContents | None = None) -> Assembly:
+    contents = contents or KeptContents()
+    placed = unpack(io.BytesIO(tar.archive(*entries)), contents)
+    assembly = assemble(placed, contents, on, open_lower)
+    assert not placed, "its entries are let go of"
+    return assembly
 
 
 def layer(*entries: bytes, on: Stack | None = None) -> Directory:
-    """A layer that can lie below others: with addresses and without contents, as one that was read back."""
+    """A layer that can lie below others."""
     return assembled(*entries, on=on or Stack([])).root
 
 
@@ -72,73 +68,13 @@ def at(assembly: Assembly, path: bytes) -> Inode:
 # -- contents ----------------------------------------------------------------------------------------------------------
 
 
-def content_of(assembly: Assembly, path: bytes) -> bytes:
-    content = at(assembly, path).content
-    return b"".join(assembly.sources[content.digest].pieces()) if content else b""
-
-
-def test_contents_are_read_from_the_archive() -> None:
-    assembly = assembled(tar.file(b"f", b"data"), tar.file(b"same", b"data"), tar.file(b"empty"), on=Stack([]))
-    assert content_of(assembly, b"f") == content_of(assembly, b"same") == b"data"
-    assert at(assembly, b"f").content == at(assembly, b"same").content
-    assert at(assembly, b"empty").content is None
-    assert len(assembly.sources) == 1
-
-
-def test_a_sparse_file_has_its_zeros() -> None:
-    runs = [(512, 512), (2048, 100)]
-    entry = tar.gnu_sparse(b"s", 4096, runs, b"a" * 512 + b"b" * 100)
-    assembly = assembled(entry, on=Stack([]))
-    expected = bytes(512) + b"a" * 512 + bytes(1024) + b"b" * 100 + bytes(1948)
-    assert content_of(assembly, b"s") == expected
-    assert at(assembly, b"s").size == 4096
-
-
-def test_an_archive_with_endless_holes_is_refused_before_they_are_read() -> None:
-    with pytest.raises(Invalid, match=r"'endless': sparse files with 7696581394432 bytes of holes so far"):
-        assembled(tar.gnu_sparse(b"endless", 7 << 40, [], b""), on=Stack([]))
-
-
-def test_the_limit_of_holes_is_for_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "HOLES_MAX", 4096)
-    first = tar.gnu_sparse(b"first", 2560, [(0, 512)], b"a" * 512)
-    assembled(first, tar.gnu_sparse(b"second", 2048, [], b""), tar.file(b"plain", bytes(4096)), on=Stack([]))
-    with pytest.raises(Invalid, match=r"'second': .* 4097 bytes of holes"):
-        assembled(first, tar.gnu_sparse(b"second", 2049, [], b""), on=Stack([]))
-
-
-def test_pieces_are_bounded() -> None:
-    archive = io.BytesIO(bytes(5 << 20))
-    part = ArchivePart(archive, 1, (3 << 20) + 5, ((1 << 20, (2 << 20) + 1),))
-    assert [len(piece) for piece in part.pieces()] == [1 << 20, 1 << 20, 1 << 20, 1, 4]
-
-
-def test_an_archive_that_became_shorter_is_corrupt() -> None:
-    with pytest.raises(Corrupt, match="ends at byte 5"):
-        list(ArchivePart(io.BytesIO(b"12345"), 2, 9).pieces())
-
-
-@dataclass
-class Growing:
-    """A file that somebody writes to all the time."""
-
-    given: int = 0
-
-    def pieces(self) -> Iterator[bytes]:
-        while True:
-            self.given += 1
-            yield b"line\n"
-
-
-def test_a_source_of_another_size_has_changed() -> None:
-    with pytest.raises(Invalid, match="changed while it was read"):
-        list(exactly(Growing(), 12))
-    with pytest.raises(Invalid, match="changed while it was read"):
-        list(exactly(LowerFile(), 1000))
-    growing = Growing()
-    with pytest.raises(Invalid):
-        Assembly().content(growing, 1)
-    assert growing.given == 1
+def test_contents_have_addresses() -> None:
+    contents = KeptContents()
+    entries = tar.file(b"f", b"data"), tar.file(b"same", b"data"), tar.file(b"empty")
+    assembly = assembled(*entries, on=Stack([]), contents=contents)
+    assert contents.of(at(assembly, b"f")) == contents.of(at(assembly, b"same")) == b"data"
+    assert at(assembly, b"f").address == at(assembly, b"same").address
+    assert (at(assembly, b"empty").address, at(assembly, b"empty").size) == (None, 0)
 
 
 # -- self-contained layers ---------------------------------------------------------------------------------------------
@@ -284,10 +220,11 @@ def test_later_entries_replace_earlier_ones() -> None:
         tar.file(b"n", b"22", mode=0o600),
         tar.symlink(b"l", b"x"),
     )
-    assembly = assembled(*entries, tar.file(b"l", b"333"), on=Stack([]))
+    contents = KeptContents()
+    assembly = assembled(*entries, tar.file(b"l", b"333"), on=Stack([]), contents=contents)
     assert (at(assembly, b"n").size, at(assembly, b"n").mode) == (2, 0o100600)
-    assert content_of(assembly, b"old") == b"1"
-    assert content_of(assembly, b"l") == b"333"
+    assert contents.of(at(assembly, b"old")) == b"1"
+    assert contents.of(at(assembly, b"l")) == b"333"
 
 
 def test_a_directory_keeps_its_entries_when_it_comes_again() -> None:
@@ -314,18 +251,20 @@ def test_a_link_into_what_was_replaced_is_refused() -> None:
 
 
 def test_a_link_below_copies_the_file_with_all_its_names() -> None:
-    assembly = assembled(tar.hardlink(b"z", b"usr/lib/x", mode=0o777, uid=99), on=base())
+    contents = KeptContents()
+    assembly = assembled(tar.hardlink(b"z", b"usr/lib/x", mode=0o777, uid=99), on=base(), contents=contents)
     assert listed(assembly.root) == ["usr/", "usr/lib/", "usr/lib/x", "usr/lib/y", "z"]
     assert at(assembly, b"z") is at(assembly, b"usr/lib/x") is at(assembly, b"usr/lib/y")
     assert at(assembly, b"z").mode == 0o100644
-    assert content_of(assembly, b"z") == LOWER_BYTES
+    assert contents.of(at(assembly, b"z")) == LOWER_BYTES
 
 
 def test_a_copy_gets_no_name_that_the_layer_hides_or_replaces() -> None:
     entries = tar.hardlink(b"z", b"usr/lib/x"), tar.file(b"usr/lib/x", b"new"), tar.file(b"usr/lib/.wh.y")
-    assembly = assembled(*entries, on=base())
+    contents = KeptContents()
+    assembly = assembled(*entries, on=base(), contents=contents)
     assert listed(assembly.root) == ["usr/", "usr/lib/", "usr/lib/x", "usr/lib/y!", "z"]
-    assert content_of(assembly, b"usr/lib/x") == b"new"
+    assert contents.of(at(assembly, b"usr/lib/x")) == b"new"
     assembly = assembled(entries[0], tar.directory(b"usr/lib/"), tar.file(b"usr/lib/.wh..wh..opq"), on=base())
     assert listed(assembly.root) == ["usr/", "usr/lib/*", "z"]
 

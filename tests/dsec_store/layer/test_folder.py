@@ -12,14 +12,15 @@ import pytest
 from dsec_store.errors import Denied, Invalid, NotFound
 from dsec_store.layer import folder
 from dsec_store.layer.assemble import Assembly
-from dsec_store.layer.folder import FilePart, assemble_folder
+from dsec_store.layer.folder import assemble_folder
 from dsec_store.layer.tree import Directory, Inode, inode_of
+from tests.dsec_store.keptcontents import KeptContents
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners and devices need root")
 
 
-def assembled(path: Path, *, keep_owner: bool = False) -> Assembly:
-    return assemble_folder(os.fsencode(path), keep_owner=keep_owner)
+def assembled(path: Path, *, keep_owner: bool = False, contents: KeptContents | None = None) -> Assembly:
+    return assemble_folder(os.fsencode(path), contents or KeptContents(), keep_owner=keep_owner)
 
 
 def at(assembly: Assembly, path: bytes) -> Inode:
@@ -46,12 +47,12 @@ def test_names_modes_times_and_contents_are_kept(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "p", 0o600)
     (tmp_path / os.fsdecode(b"caf\xe9 \n")).touch()
     tmp_path.chmod(0o701)
-    assembly = assembled(tmp_path)
+    contents = KeptContents()
+    assembly = assembled(tmp_path, contents=contents)
     assert [path for path, _ in assembly.root.walk()] == [b"caf\xe9 \n", b"d", b"d/f", b"l", b"p"]
     inode = at(assembly, b"d/f")
     assert (inode.mode, inode.mtime_ns, inode.size) == (stat.S_IFREG | 0o4751, -5 * 10**8 - 7, 4)
-    assert inode.content is not None
-    assert b"".join(assembly.sources[inode.content.digest].pieces()) == b"data"
+    assert contents.of(inode) == b"data"
     assert (at(assembly, b"l").target, at(assembly, b"l").mtime_ns) == (b"d/f", 123456789)
     assert at(assembly, b"p").mode == stat.S_IFIFO | 0o600
     assert at(assembly, b"d").mode == stat.S_IFDIR | 0o710
@@ -76,7 +77,7 @@ def test_two_names_are_one_file(tmp_path: Path) -> None:
     (tmp_path / "alone").write_bytes(b"1")
     assembly = assembled(tmp_path)
     assert at(assembly, b"a") is at(assembly, b"sub/z") is not at(assembly, b"alone")
-    assert at(assembly, b"a").content == at(assembly, b"alone").content
+    assert at(assembly, b"a").address == at(assembly, b"alone").address
 
 
 def test_sockets_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,15 +174,49 @@ def test_a_file_that_goes_away_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("other", ["symlink", "fifo"])
-def test_what_took_the_place_of_a_file_is_neither_followed_nor_waited_for(other: str, tmp_path: Path) -> None:
+def test_what_took_the_place_of_a_file_is_neither_followed_nor_waited_for(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "f"
-    if other == "symlink":
-        path.symlink_to("/etc/passwd")
-        with pytest.raises(Denied, match="cannot be read"):
-            list(FilePart(os.fsencode(path)).pieces())
-    else:
-        os.mkfifo(path)
-        assert list(FilePart(os.fsencode(path)).pieces()) == []
+    path.write_bytes(b"1234")
+
+    def replace(asked: bytes) -> dict[bytes, bytes]:
+        """Asked for after the file was looked at, before it is read."""
+        if asked == os.fsencode(path):
+            path.unlink()
+            path.symlink_to("/etc/passwd") if other == "symlink" else os.mkfifo(path)
+        return {}
+
+    monkeypatch.setattr(folder, "_xattrs", replace)
+    error, text = (Denied, "cannot be read") if other == "symlink" else (Invalid, "changed while it was read")
+    with pytest.raises(error, match=rf"/f'.* {text}"):
+        assembled(tmp_path)
+
+
+def test_another_file_of_the_same_size_and_time_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "f", tmp_path.with_name("other")
+    for each in (path, other):
+        each.write_bytes(each.name[:1].encode() * 5)
+        os.utime(each, ns=(0, 10**18))
+
+    def replace(asked: bytes) -> dict[bytes, bytes]:
+        if asked == os.fsencode(path):
+            os.replace(other, path)
+        return {}
+
+    monkeypatch.setattr(folder, "_xattrs", replace)
+    with pytest.raises(Invalid, match=r"/f': changed while it was read"):
+        assembled(tmp_path)
+
+
+def test_contents_come_directory_by_directory_in_byte_order(tmp_path: Path) -> None:
+    for name in ("b/z", "b/a/f", "b/B", "a", "c", "b/a/F"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    contents = KeptContents()
+    assembled(tmp_path, contents=contents)
+    assert contents.kept == [b"a", b"c", b"b/B", b"b/z", b"b/a/F", b"b/a/f"]
 
 
 # -- the same everywhere -----------------------------------------------------------------------------------------------
@@ -202,4 +237,4 @@ def test_a_copy_gives_the_same_tree(tmp_path: Path) -> None:
 def flat(root: Directory) -> list[tuple[bytes, int, int, object]]:
     nodes = [(b"", root), *root.walk()]
     inodes = [(path, inode_of(node)) for path, node in nodes]
-    return [(path, inode.mode, inode.mtime_ns, inode.content) for path, inode in inodes]
+    return [(path, inode.mode, inode.mtime_ns, inode.address) for path, inode in inodes]
