@@ -1,6 +1,8 @@
-"""Images of one layer from what lies on this machine: a folder or a tar becomes a workspace, a toolkit or a base.
+"""Images of one layer from what lies on this machine: a folder, a tar, a commit of git or Python packages become a
+workspace, a toolkit or a base.
 
     build_local(objects, Path("src"), "repo/main", LocalBuild(kind="workspace", prefix="/testbed"))
+    build_local(objects, parse_git("git:src@v1"), "repo/v1", LocalBuild(kind="workspace", prefix="/testbed"))
 
 The same input gives the same digests on any machine: owners are 0:0 unless `keep_owner`, mtimes are kept as they are
 or, by the rule of SOURCE_DATE_EPOCH, none is later than `clamp_mtime`; parents of the prefix are 0755 root with mtime
@@ -14,28 +16,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from dsec_store.descriptor import KINDS, Image, is_unicode
+from dsec_store.descriptor import KINDS, Image, Pairs, is_unicode
 from dsec_store.digest import Digest
 from dsec_store.errors import Corrupt, Denied, Invalid, NotFound
-from dsec_store.layer.assemble import IMPLIED_MODE, Assembly, assemble_tar, split_path
-from dsec_store.layer.build import StoredLayer, clamp_mtimes, graft, inodes, store_layer
-from dsec_store.layer.decompress import open_decompressed
-from dsec_store.layer.folder import assemble_folder
-from dsec_store.layer.spool import spooled
-from dsec_store.layer.tar import read_entries
-from dsec_store.layer.tree import Inode
+from dsec_store.inputs.git import GitSource, open_git
+from dsec_store.inputs.ignore import Ignore
+from dsec_store.inputs.python import PythonSource, open_python
+from dsec_store.layer.ahead import ReadAhead
+from dsec_store.layer.assemble import IMPLIED_MODE, Assembly, assemble, split_path
+from dsec_store.layer.build import LayerBuild, StoredLayer, clamp_mtimes, graft, inodes
+from dsec_store.layer.contents import Contents
+from dsec_store.layer.decompress import decompressed
+from dsec_store.layer.folder import assemble_folder, nothing
+from dsec_store.layer.tree import Inode, shown
+from dsec_store.layer.unpack import unpack
 from dsec_store.objects import Objects
-from dsec_store.references import check_name
+from dsec_store.references import Origin, check_name
 from dsec_store.upload import ChunkIndex
 
-_PIECE: Final = 1 << 20
+Source = Path | GitSource | PythonSource
+"""A folder or a tar, a commit, or packages."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalBuild:
     """What to make of the input. `prefix` and `path` are absolute paths in the sandbox; times in seconds since 1970.
+    What `ignore` names is left out of a folder.
 
     A prefix may be of any bytes (as os.fsencode takes them); `path` becomes a part of a variable and must be UTF-8.
     """
@@ -46,6 +53,7 @@ class LocalBuild:
     path: tuple[str, ...] = ()
     keep_owner: bool = False
     clamp_mtime: int | None = None
+    ignore: Ignore | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -60,50 +68,73 @@ class LocalBuild:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The new image and its one layer."""
+    """The new image, its one layer, and what people should know about it."""
 
     image: Digest
     layer: StoredLayer
+    notices: tuple[str, ...] = ()
 
 
-def build_local(objects: Objects, source: Path, name: str, build: LocalBuild, *, verify: bool = False) -> Built:
+@dataclass(slots=True)
+class _Input:
+    """A source's tree, and what it brings along."""
+
+    assembly: Assembly
+    env: Pairs = ()
+    path: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def build_local(objects: Objects, source: Source, name: str, build: LocalBuild, *, verify: bool = False) -> Built:
     """Store `source` under `name`. Raises `StoreError`; then `name` is as it was.
 
     With `verify`, chunks that the store has are read and verified before they are relied on.
     """
     check_name(name)
-    with _assembled(source, keep_owner=build.keep_owner) as assembly:
-        source_bytes = sum(inode.size for inode in inodes(assembly.root))
-        _apply(assembly, build)
-        layer = store_layer(objects, ChunkIndex(objects, verify=verify), assembly, diff_id=None)
-    image = objects.put_image(
-        Image(kind=build.kind, layers=(layer.digest,), env=build.env, path=build.path, source_bytes=source_bytes)
-    )
-    objects.references.set(name, image)
-    return Built(image, layer)
+    with LayerBuild(objects, ChunkIndex(objects, verify=verify)) as under_way:
+        given = _read(source, under_way.contents, build)
+        source_bytes = sum(inode.size for inode in inodes(given.assembly.root))
+        _apply(given.assembly, build)
+        layer = under_way.commit(given.assembly)
+    env, path = (*given.env, *build.env), (*given.path, *build.path)
+    image = objects.put_image(Image(kind=build.kind, layers=(layer.digest,), env=env, path=path))
+    objects.references.set(name, image, Origin(source_bytes=source_bytes))
+    return Built(image, layer, given.notices)
 
 
-@contextmanager
-def _assembled(source: Path, *, keep_owner: bool) -> Iterator[Assembly]:
-    """The tree of a folder or a tar; its contents can be read inside the `with` statement."""
+def _read(source: Source, contents: Contents, build: LocalBuild) -> _Input:
+    if isinstance(source, GitSource):
+        return _read_git(source, contents)
+    if isinstance(source, PythonSource):
+        return _read_python(source, contents, build.prefix)
     if source.is_dir():
-        yield assemble_folder(os.fsencode(source), keep_owner=keep_owner)
-        return
-    with spooled(_plain(source)) as tar:
-        with _naming(source):
-            assembly = assemble_tar(read_entries(tar), tar, None)
-        if not keep_owner:
-            _give_to_root(assembly)
-        yield assembly
+        leave_out = build.ignore.decides if build.ignore else nothing
+        return _Input(assemble_folder(os.fsencode(source), contents, keep_owner=build.keep_owner, leave_out=leave_out))
+    with _naming(source), ReadAhead(_plain(source)) as tar:
+        assembly = assemble(unpack(tar, contents), contents, None)
+    if not build.keep_owner:
+        _give_to_root(assembly)
+    return _Input(assembly)
+
+
+def _read_git(source: GitSource, contents: Contents) -> _Input:
+    with open_git(source) as tree, ReadAhead(tree.tar) as tar:
+        assembly = assemble(unpack(tar, contents), contents, None)
+    empty = [f"{shown(path)} is a submodule: its directory is empty" for path in tree.submodules]
+    return _Input(assembly, notices=tuple(empty))
+
+
+def _read_python(source: PythonSource, contents: Contents, prefix: str) -> _Input:
+    with open_python(source) as tools:
+        assembly = assemble_folder(os.fsencode(tools.folder), contents, keep_owner=False)
+        return _Input(assembly, tools.env(prefix), tools.path(prefix), tools.notices)
 
 
 def _plain(source: Path) -> Iterator[bytes]:
     """The uncompressed bytes of a tar."""
     try:
-        with _naming(source), open(source, "rb") as raw:
-            tar = open_decompressed(raw)
-            while piece := tar.read(_PIECE):
-                yield piece
+        with open(source, "rb") as raw:
+            yield from decompressed(raw)
     except FileNotFoundError:
         raise NotFound(f"no folder or tar {str(source)!r}") from None
     except OSError as error:

@@ -7,21 +7,21 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dsec_store.backends.memory import MemoryBlobs
 from dsec_store.chunks import ChunkSource, NoCache
+from dsec_store.descriptor import RunConfig
 from dsec_store.errors import Corrupt, Denied, Invalid, NotFound, StoreError
-from dsec_store.layer import build as build_module
-from dsec_store.layer import spool
+from dsec_store.layer import folder
 from dsec_store.layer.build import open_blob
 from dsec_store.layer.erofs import read_image
 from dsec_store.layer.local import Built, LocalBuild, build_local
 from dsec_store.layer.tree import Directory, Inode, inode_of
 from dsec_store.objects import Objects
+from dsec_store.references import Origin, Reference
 from tests import tarmaker as tar
 
 WORKSPACE = LocalBuild("workspace", prefix="/testbed")
@@ -73,20 +73,22 @@ def tar_file(tmp_path: Path, *entries: bytes) -> Path:
 def test_a_folder_becomes_an_image_of_one_layer(objects: Objects, source: Path) -> None:
     settings = LocalBuild("toolkit", "/opt/tool", env=(("A", "1"),), path=("/opt/tool/bin",))
     result = built(objects, source, settings)
-    image = objects.image(objects.references.get("demo"))
-    assert objects.references.get("demo") == result.image
+    reference = objects.references.read("demo")
+    image = objects.image(reference.image)
+    assert reference == Reference(result.image, Origin(source_bytes=len("print()\n") + 512000))
     assert (image.kind, image.layers, image.env, image.path) == (
         "toolkit",
         (result.layer.digest,),
         settings.env,
         settings.path,
     )
-    assert image.source_bytes == len("print()\n") + 512000
+    assert (image.lowers, image.config) == ((), RunConfig())
     assert result.layer.descriptor.diff_id is None
     root = tree(objects, result)
     mod = at(root, b"opt/tool/pkg/mod.py")
     assert mod is at(root, b"opt/tool/zz")
-    blob = open_blob(objects, result.layer.descriptor, ChunkSource(objects.blobs, NoCache()))
+    (stored,) = result.layer.descriptor.blobs
+    blob = open_blob(objects, stored, ChunkSource(objects.blobs, NoCache()))
     assert mod.address is not None
     assert blob.read(mod.address.offset, mod.size) == b"print()\n"
     assert result.layer.descriptor.inodes == 1 + sum(1 for _ in root.walk()) - 1, "two names are one inode"
@@ -127,7 +129,8 @@ def test_owners_are_root_or_kept(objects: Objects, source: Path) -> None:
 def test_an_empty_folder_becomes_a_layer_too(objects: Objects, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result = built(objects, tmp_path / "empty")
-    assert (result.layer.descriptor.blob_size, result.layer.descriptor.inodes) == (0, 2)
+    assert (result.layer.descriptor.blobs, result.layer.descriptor.inodes) == ((), 2)
+    assert not list(objects.blobs.list("maps/")) + list(objects.blobs.list("locators/"))
 
 
 # -- the same everywhere -----------------------------------------------------------------------------------------------
@@ -218,23 +221,27 @@ def test_a_missing_source_is_not_found(objects: Objects, tmp_path: Path) -> None
 def test_a_file_that_changes_before_it_is_stored_is_noticed(
     objects: Objects, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = build_module.lay_out
-
-    def meanwhile(root: Directory) -> object:
+    def meanwhile(path: bytes) -> dict[bytes, bytes]:
+        """Asked for when the file was looked at, before it is read."""
         (source / "pkg" / "mod.py").write_text("PRINT()\n")
-        return real(root)
+        return {}
 
-    monkeypatch.setattr(build_module, "lay_out", meanwhile)
+    monkeypatch.setattr(folder, "_xattrs", meanwhile)
     with pytest.raises(Invalid, match=r"/(zz|pkg/mod\.py)': changed while it was read"):
         built(objects, source)
     assert not list(objects.references.names())
     assert not list(objects.blobs.list("layers/"))
 
 
-def test_a_full_disk_is_denied(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "_temporary", partial(open, "/dev/full", "r+b", 0))
-    with pytest.raises(Denied, match="No space left on device; free space or set TMPDIR"):
-        built(objects, tar_file(tmp_path, tar.file(b"f", b"1")))
+def test_what_cannot_be_read_is_denied(objects: Objects) -> None:
+    with pytest.raises(Denied, match="'/proc/self/mem' cannot be read"):
+        built(objects, Path("/proc/self/mem"))
+    assert not list(objects.references.names())
+
+
+def test_no_temporary_file_is_needed(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert at(tree(objects, built(objects, tar_file(tmp_path, tar.file(b"f", b"1")))), b"testbed/f").size == 1
 
 
 @pytest.mark.parametrize(
