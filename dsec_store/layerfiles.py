@@ -17,18 +17,23 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dsec_store.chunkmap import ChunkLocation, ChunkMap, decode_locator
 from dsec_store.chunks import ChunkSource, LazyBlob
-from dsec_store.descriptor import LayerDescriptor, Sized
+from dsec_store.descriptor import Blob, LayerDescriptor, Sized
 from dsec_store.digest import Digest
 from dsec_store.errors import Corrupt, Denied, Invalid, NotFound, StoreError
 from dsec_store.objects import Objects
+from dsec_store.parallel import in_parallel
 
 METADATA: Final = "m"
 CHUNK_MAPS: Final = "c"
+
+REQUESTS_AT_ONCE: Final = 16
+"""Files that are fetched at once, of all layers together."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -38,6 +43,7 @@ class LayerFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._requests = threading.BoundedSemaphore(REQUESTS_AT_ONCE)
 
     def metadata_path(self, layer: LayerDescriptor) -> Path:
         """Where the metadata image of `layer` is, once fetched."""
@@ -48,10 +54,21 @@ class LayerFiles:
 
         Raises `StoreError`; `Denied` when this disk does not take them.
         """
-        _ensure(self.metadata_path(layer), layer.metadata, objects.metadata)
-        _ensure(self._map_path(layer.chunk_map.digest), layer.chunk_map, objects.chunk_map_bytes)
-        if not self._locator_path(layer.chunk_map.digest).exists():
-            self.keep_locator(layer.chunk_map.digest, objects.locator_bytes(layer.chunk_map.digest))
+        steps: list[Callable[[], None]] = [lambda: _ensure(self.metadata_path(layer), layer.metadata, objects.metadata)]
+        for blob in dict.fromkeys(layer.blobs):
+            steps += [partial(self._fetch_map, objects, blob), partial(self._fetch_locator, objects, blob)]
+        in_parallel(self._one_of_few, steps, REQUESTS_AT_ONCE)
+
+    def _one_of_few(self, step: Callable[[], None]) -> None:
+        with self._requests:
+            step()
+
+    def _fetch_map(self, objects: Objects, blob: Blob) -> None:
+        _ensure(self._map_path(blob.name), blob.chunk_map, objects.chunk_map_bytes)
+
+    def _fetch_locator(self, objects: Objects, blob: Blob) -> None:
+        if not self._locator_path(blob.name).exists():
+            self.keep_locator(blob.name, objects.locator_bytes(blob.name))
 
     def keep_locator(self, chunk_map: Digest, data: bytes) -> None:
         """Keep `data` as the locator of this chunk map. Raises `Denied` when this disk does not take it."""
@@ -62,11 +79,12 @@ class LayerFiles:
         _write(self._map_path(chunk_map), data)
 
     def remove(self, layer: LayerDescriptor) -> None:
-        """Remove the files of a layer that is not mounted, and whose chunk map no mounted layer shares."""
-        chunk_map = layer.chunk_map.digest
-        # The locator goes before the map: a map that is gone while its locator is here was lost, not removed.
-        for path in (self.metadata_path(layer), self._locator_path(chunk_map), self._map_path(chunk_map)):
-            path.unlink(missing_ok=True)
+        """Remove the files of a layer that is not mounted, and whose blobs no mounted layer shares."""
+        self.metadata_path(layer).unlink(missing_ok=True)
+        for blob in layer.blobs:
+            # The locator goes before the map: a map that is gone while its locator is here was lost, not removed.
+            self._locator_path(blob.name).unlink(missing_ok=True)
+            self._map_path(blob.name).unlink(missing_ok=True)
 
     def blobs(self) -> list[str]:
         """Hex digests of the chunk maps that are here, sorted: the blobs that the data daemon shows."""

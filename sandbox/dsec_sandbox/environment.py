@@ -2,7 +2,7 @@
 
     base at the bottom, workspace above, toolkits on top:        resolve(objects, "debian", ["repo/main"], ["ripgrep"])
 
-The base's OCI config is the frame. What the other images carry (`env`, `path`) is added in the order of the layers,
+The base's configuration is the frame. What the other images carry (`env`, `path`) is added in the order of the layers,
 then what the caller says (`dsec_sandbox.spec.merge_env`).
 """
 
@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsec_registry.manifest import RunConfig as ImageRunConfig
-from dsec_registry.manifest import parse_config
-from dsec_sandbox.spec import Pairs
-from dsec_store.descriptor import Image
+from dsec_store.descriptor import Image, Pairs
+from dsec_store.descriptor import RunConfig as ImageRunConfig
 from dsec_store.digest import Digest
 from dsec_store.errors import Invalid
 from dsec_store.objects import Objects
@@ -35,8 +33,9 @@ def resolve(objects: Objects, base: str, workspaces: Sequence[str] = (), toolkit
     images += [_image(objects, name, "workspace") for name in workspaces]
     images += [_image(objects, name, "toolkit") for name in toolkits]
     return Environment(
-        layers=tuple(layer for image in images for layer in image.layers),
-        run=_run_config(objects, images[0]),
+        # A run knows only what lies below it in its own image: above the base, each layer is mounted by itself.
+        layers=(*images[0].mounted, *(layer for image in images[1:] for layer in image.layers)),
+        run=images[0].config,
         additions=tuple((image.env, image.path) for image in images),
     )
 
@@ -46,9 +45,3 @@ def _image(objects: Objects, name: str, kind: str | None) -> Image:
     if kind is not None and image.kind != kind:
         raise Invalid(f"{name!r} is a {image.kind}, not a {kind}")
     return image
-
-
-def _run_config(objects: Objects, image: Image) -> ImageRunConfig:
-    if image.config is None:
-        return ImageRunConfig()
-    return parse_config(objects.oci(image.config), str(image.config), len(image.layers)).run

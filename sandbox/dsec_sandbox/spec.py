@@ -15,10 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dsec_store.descriptor import Pairs
 from dsec_store.errors import Invalid
-
-Pairs = tuple[tuple[str, str], ...]
-"""Environment variables in the order in which the command sees them: (name, value)."""
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """PATH where an image sets none."""

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from dsec_store.backends.memory import MemoryBlobs
 from dsec_store.chunker import DEFAULT
 from dsec_store.chunkmap import ChunkMap
 from dsec_store.chunks import ChunkSource, LazyBlob, NoCache
-from dsec_store.descriptor import LayerDescriptor
+from dsec_store.descriptor import Blob, LayerDescriptor
 from dsec_store.digest import Digest
 from dsec_store.errors import Corrupt, Denied, NotFound, Unavailable
 from dsec_store.fault import Fault, FaultBlobs, scripted
@@ -48,8 +49,7 @@ def layer(objects: Objects) -> LayerDescriptor:
     objects.put_locator(chunk_map, blob.locations)
     return LayerDescriptor(
         metadata=objects.put_metadata(METADATA),
-        chunk_map=chunk_map,
-        blob_size=len(DATA),
+        blobs=(Blob(chunk_map, len(DATA)),),
         inodes=2,
         has_root=True,
         chunker=DEFAULT,
@@ -72,26 +72,53 @@ def node_blobs(files: LayerFiles, objects: Objects) -> NodeBlobs:
 
 def move_pack(objects: Objects, layer: LayerDescriptor) -> None:
     """What gc does: the chunks lie in another pack, the locator says so, the old pack is gone."""
-    locations = objects.locator(layer.chunk_map.digest)
+    locations = objects.locator(layer.blobs[0].name)
     (old,) = {location.pack for location in locations}
     data = objects.blobs.get(keys.pack(old)) + b"moved"
     new = objects.put_pack(data)
-    objects.put_locator(layer.chunk_map, [type(at)(new, at.offset, at.stored, at.encoding) for at in locations])
+    objects.put_locator(
+        layer.blobs[0].chunk_map, [type(at)(new, at.offset, at.stored, at.encoding) for at in locations]
+    )
     objects.blobs.delete(keys.pack(old))
 
 
 def test_three_files_a_layer(objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path) -> None:
     files.fetch(objects, layer)
-    blob = layer.chunk_map.digest
+    blob = layer.blobs[0].name
     assert everything(tmp_path) == {
         f"m/{layer.metadata.digest.hex}.erofs": METADATA,
-        f"c/{blob.hex}.map": objects.chunk_map_bytes(layer.chunk_map),
+        f"c/{blob.hex}.map": objects.chunk_map_bytes(layer.blobs[0].chunk_map),
         f"c/{blob.hex}.locator": objects.locator_bytes(blob),
     }
     assert files.metadata_path(layer).read_bytes() == METADATA
     assert files.blobs() == [blob.hex]
     assert files.chunk_map(blob).blob_size == len(DATA)
     assert files.locator(blob, len(files.chunk_map(blob))) == objects.locator(blob)
+
+
+def test_each_blob_of_a_layer_has_its_files(
+    objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path
+) -> None:
+    """The recipe is no device: its blob stays in the store."""
+    second, third = (store_blob(objects, noise(9_000, name)) for name in ("second", "recipe"))
+    blobs = [Blob(objects.put_chunk_map(blob.chunk_map), len(blob.data)) for blob in (second, third)]
+    for blob, stored in zip(blobs, (second, third), strict=True):
+        objects.put_locator(blob.chunk_map, stored.locations)
+    both = replace(layer, blobs=(*layer.blobs, blobs[0]), recipe=blobs[1])
+    files.fetch(objects, both)
+    assert files.blobs() == sorted(blob.name.hex for blob in both.blobs)
+    assert len(everything(tmp_path)) == 1 + 2 * 2
+    assert node_blobs(files, objects).open(blobs[0].name.hex).read(0, 2**20) == second.data
+    files.remove(both)
+    assert everything(tmp_path) == {}
+
+
+def test_a_layer_without_contents_has_one_file(
+    objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path
+) -> None:
+    files.fetch(objects, replace(layer, blobs=()))
+    assert everything(tmp_path) == {f"m/{layer.metadata.digest.hex}.erofs": METADATA}
+    assert files.blobs() == []
 
 
 def test_what_is_here_is_not_fetched_again(
@@ -122,7 +149,7 @@ def test_removed_files_are_gone(objects: Objects, layer: LayerDescriptor, files:
     for _ in range(2):
         files.remove(layer)
         assert (everything(tmp_path), files.blobs()) == ({}, [])
-    digest = layer.chunk_map.digest
+    digest = layer.blobs[0].name
     with pytest.raises(NotFound, match=f"no chunk map {digest}"):
         files.chunk_map(digest)
     with pytest.raises(NotFound, match=f"no locator of chunk map {digest}"):
@@ -134,13 +161,13 @@ def test_nothing_here_yet(files: LayerFiles) -> None:
 
 
 def test_what_is_damaged_in_the_store_never_arrives(
-    objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path
+    objects: Objects, layer: LayerDescriptor, files: LayerFiles
 ) -> None:
     key = keys.metadata(layer.metadata.digest)
     objects.blobs.put(key, flipped(objects.blobs.get(key), 20))
     with pytest.raises(Corrupt, match="metadata image"):
         files.fetch(objects, layer)
-    assert everything(tmp_path) == {}
+    assert not files.metadata_path(layer).exists()
 
 
 def test_many_fetch_the_same_layer(objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path) -> None:
@@ -195,30 +222,30 @@ def test_a_damaged_chunk_map_is_asked_for_and_replaced(
     objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path, local: bytes | None
 ) -> None:
     files.fetch(objects, layer)
-    path = tmp_path / "c" / f"{layer.chunk_map.digest.hex}.map"
+    path = tmp_path / "c" / f"{layer.blobs[0].name.hex}.map"
     path.unlink() if local is None else path.write_bytes(local)
-    assert node_blobs(files, objects).open(layer.chunk_map.digest.hex).read(0, 2**20) == DATA
-    assert path.read_bytes() == objects.chunk_map_bytes(layer.chunk_map)
+    assert node_blobs(files, objects).open(layer.blobs[0].name.hex).read(0, 2**20) == DATA
+    assert path.read_bytes() == objects.chunk_map_bytes(layer.blobs[0].chunk_map)
 
 
 def test_a_full_disk_does_not_keep_a_chunk_map_from_its_reader(
     objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.fetch(objects, layer)
-    (tmp_path / "c" / f"{layer.chunk_map.digest.hex}.map").write_bytes(b"?")
+    (tmp_path / "c" / f"{layer.blobs[0].name.hex}.map").write_bytes(b"?")
 
     def full(*_: object) -> None:
         raise Denied("full")
 
     monkeypatch.setattr(files, "keep_chunk_map", full)
-    assert node_blobs(files, objects).open(layer.chunk_map.digest.hex).read(0, 2**20) == DATA
+    assert node_blobs(files, objects).open(layer.blobs[0].name.hex).read(0, 2**20) == DATA
 
 
 def test_a_chunk_map_that_cannot_be_had_is_named_until_it_can(
     objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path
 ) -> None:
     files.fetch(objects, layer)
-    key, hex = keys.chunk_map(layer.chunk_map.digest), layer.chunk_map.digest.hex
+    key, hex = keys.chunk_map(layer.blobs[0].name), layer.blobs[0].name.hex
     right = objects.blobs.get(key)
     for path in tmp_path.rglob("*.map"):
         path.write_bytes(flipped(right, 30))
@@ -248,7 +275,7 @@ def test_a_blob_that_is_being_opened_holds_back_no_other(
 ) -> None:
     """The first one's chunk map is on its way from the store when the second one is opened."""
     files.fetch(objects, layer)
-    slow = layer.chunk_map.digest
+    slow = layer.blobs[0].name
     (tmp_path / "c" / f"{slow.hex}.map").write_bytes(b"?")
     other = ChunkMap([bytes(32)], [1]).encode()
     files.keep_chunk_map(Digest.of(other), other)
@@ -276,7 +303,7 @@ def test_a_blob_that_is_being_opened_holds_back_no_other(
 def test_removed_layers_are_not_kept(
     objects: Objects, layer: LayerDescriptor, files: LayerFiles, open_other: Callable[[NodeBlobs, str], LazyBlob | None]
 ) -> None:
-    blobs, hex = node_blobs(files, objects), layer.chunk_map.digest.hex
+    blobs, hex = node_blobs(files, objects), layer.blobs[0].name.hex
     other = ChunkMap([bytes(32)], [1]).encode()
     files.keep_chunk_map(Digest.of(other), other)
     files.fetch(objects, layer)
@@ -297,10 +324,10 @@ def test_a_damaged_locator_is_asked_for_and_replaced(
     objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path, local: bytes | None
 ) -> None:
     files.fetch(objects, layer)
-    path = tmp_path / "c" / f"{layer.chunk_map.digest.hex}.locator"
+    path = tmp_path / "c" / f"{layer.blobs[0].name.hex}.locator"
     path.unlink() if local is None else path.write_bytes(local)
-    assert node_blobs(files, objects).open(layer.chunk_map.digest.hex).read(0, 2**20) == DATA
-    assert path.read_bytes() == objects.locator_bytes(layer.chunk_map.digest)
+    assert node_blobs(files, objects).open(layer.blobs[0].name.hex).read(0, 2**20) == DATA
+    assert path.read_bytes() == objects.locator_bytes(layer.blobs[0].name)
 
 
 def test_a_stale_locator_is_asked_for_once_and_replaced(
@@ -308,13 +335,13 @@ def test_a_stale_locator_is_asked_for_once_and_replaced(
 ) -> None:
     files.fetch(objects, layer)
     move_pack(objects, layer)
-    blob = node_blobs(files, objects).open(layer.chunk_map.digest.hex)
+    blob = node_blobs(files, objects).open(layer.blobs[0].name.hex)
     before = metered.snapshot().by_operation
     assert in_threads([lambda: blob.read(0, 2**20)] * 16) == [DATA] * 16
     after = metered.snapshot().by_operation
     assert sum(after[op].requests - before[op].requests for op in after if op == "get") == 1
-    path = tmp_path / "c" / f"{layer.chunk_map.digest.hex}.locator"
-    assert path.read_bytes() == objects.locator_bytes(layer.chunk_map.digest)
+    path = tmp_path / "c" / f"{layer.blobs[0].name.hex}.locator"
+    assert path.read_bytes() == objects.locator_bytes(layer.blobs[0].name)
 
 
 def test_a_full_disk_does_not_keep_a_moved_chunk_from_its_reader(
@@ -322,7 +349,7 @@ def test_a_full_disk_does_not_keep_a_moved_chunk_from_its_reader(
 ) -> None:
     files.fetch(objects, layer)
     move_pack(objects, layer)
-    blob = node_blobs(files, objects).open(layer.chunk_map.digest.hex)
+    blob = node_blobs(files, objects).open(layer.blobs[0].name.hex)
 
     def full(*_: object) -> None:
         raise Denied("full")
@@ -335,20 +362,20 @@ def test_a_locator_of_another_map_is_never_kept(
     objects: Objects, layer: LayerDescriptor, files: LayerFiles, tmp_path: Path
 ) -> None:
     files.fetch(objects, layer)
-    path = tmp_path / "c" / f"{layer.chunk_map.digest.hex}.locator"
+    path = tmp_path / "c" / f"{layer.blobs[0].name.hex}.locator"
     right = path.read_bytes()
-    objects.put_locator(layer.chunk_map, objects.locator(layer.chunk_map.digest)[:1])
-    for location in files.locator(layer.chunk_map.digest, len(files.chunk_map(layer.chunk_map.digest))):
+    objects.put_locator(layer.blobs[0].chunk_map, objects.locator(layer.blobs[0].name)[:1])
+    for location in files.locator(layer.blobs[0].name, len(files.chunk_map(layer.blobs[0].name))):
         objects.blobs.delete(keys.pack(location.pack))
     with pytest.raises(Corrupt, match="1 entries for"):
-        node_blobs(files, objects).open(layer.chunk_map.digest.hex).read(0, 10)
+        node_blobs(files, objects).open(layer.blobs[0].name.hex).read(0, 10)
     assert path.read_bytes() == right
 
 
 def test_an_outage_is_no_absence(objects: Objects, layer: LayerDescriptor, files: LayerFiles) -> None:
     files.fetch(objects, layer)
     away = Objects(FaultBlobs(objects.blobs, scripted(Fault.UNAVAILABLE)))
-    blob = node_blobs(files, away).open(layer.chunk_map.digest.hex)
+    blob = node_blobs(files, away).open(layer.blobs[0].name.hex)
     with pytest.raises(Unavailable):
         blob.read(0, 10)
     assert blob.read(0, 10) == DATA[:10]
@@ -358,5 +385,5 @@ def test_the_daemon_needs_no_store_for_what_is_local(
     layer: LayerDescriptor, objects: Objects, files: LayerFiles
 ) -> None:
     files.fetch(objects, layer)
-    assert node_blobs(files, Objects(MemoryBlobs())).open(layer.chunk_map.digest.hex).size == len(DATA)
+    assert node_blobs(files, Objects(MemoryBlobs())).open(layer.blobs[0].name.hex).size == len(DATA)
     assert Digest.of(DATA).hex not in files.blobs()
