@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dsec_store.errors import Invalid
@@ -35,10 +35,15 @@ _SEGMENT: Final = re.compile(r"[A-Za-z0-9_%][A-Za-z0-9._%-]{0,254}")
 
 @dataclass(frozen=True, slots=True)
 class BlobStat:
-    """A key and the size of its blob in bytes."""
+    """A key, the size of its blob in bytes, and when it was stored last.
+
+    `modified`: seconds since 1970 by the backend's clock, perhaps rounded to whole ones; None when the backend does not
+    say. It is no part of what makes two stats equal.
+    """
 
     key: str
     size: int
+    modified: float | None = field(default=None, compare=False)
 
 
 class BlobStore(Protocol):

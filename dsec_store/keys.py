@@ -11,6 +11,8 @@
     locators/ab/<blake3>     where the chunks of a chunk map lie         replaceable, named by the chunk map
     lookup/<kind>/<digest>   a build key, layer digest, diff_id or chain_id -> descriptor   replaceable
     refs/<name>              a name -> image                             mutable
+    leases/<kind>/<id>       who builds, mounts or collects (JSON)       replaceable, by its owner
+    condemned/<id>           keys that gc is about to delete (JSON)      replaceable, by gc
 
 `ab` are the first two hex digits. docs/format/store.md has the write order and the commit point.
 """
@@ -31,6 +33,19 @@ VERBATIM: Final = {
     "oci": "sha256",
 }
 """Families whose name is the digest, of this algorithm, of the bytes as they are stored."""
+
+COLLECTED: Final = (
+    "lookup",
+    "images",
+    "oci",
+    "layers",
+    "locators",
+    "maps",
+    "metadata",
+    "indexes",
+    "packs",
+)
+"""Families of which gc deletes what nothing leads to, in the order in which it does: first what leads elsewhere."""
 
 LOOKUP_KINDS: Final = ("build", "digest", "diff", "chain")
 
@@ -79,6 +94,23 @@ def lookup(kind: str, digest: Digest) -> str:
 
 def reference(escaped_name: str) -> str:
     return f"refs/{escaped_name}"
+
+
+LEASES: Final = "leases/"
+CONDEMNED: Final = "condemned/"
+
+
+def lease(kind: str, id: str) -> str:
+    return f"{LEASES}{kind}/{id}"
+
+
+def condemned(id: str) -> str:
+    return f"{CONDEMNED}{id}"
+
+
+def family(key: str) -> str:
+    """The first segment of a key."""
+    return key.partition("/")[0]
 
 
 def verbatim_digest(key: str) -> Digest | None:

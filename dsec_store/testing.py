@@ -12,6 +12,7 @@ wrong again. This is the only module of the package that needs pytest.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -68,6 +69,9 @@ BAD_PREFIXES = ["parts", "/", "/parts/", "parts//", "../", ".tmp/", "pa rts/"]
 
 Use = Callable[[BlobStore, str], object]
 """One way to use a store with a key."""
+
+CLOCKS_DIFFER = 60.0
+"""Seconds by which the clock of a backend may differ from ours, its rounding included."""
 
 READS: list[Use] = [
     lambda store, key: store.get(key),
@@ -145,6 +149,17 @@ class BlobStoreContract:
         store.put("a", b"same")
         store.put("a", b"same")
         assert store.get("a") == b"same"
+
+    def test_when_a_blob_was_stored_last_is_told(self, store: BlobStore) -> None:
+        for data in (b"first", b"second"):
+            before = time.time()
+            store.put("refs/demo", data)
+            (listed_at,) = [each.modified for each in store.list("refs/")]
+            stat = store.stat("refs/demo")
+            assert stat is not None
+            for modified in (stat.modified, listed_at):
+                assert modified is not None
+                assert before - CLOCKS_DIFFER <= modified <= time.time() + CLOCKS_DIFFER
 
     # Absence is said, never shown as something empty.
 

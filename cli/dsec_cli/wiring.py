@@ -2,6 +2,7 @@
 
     commands, data daemon    retry(verify(backend))             verify is inside: damage on the way is asked for again
     node process             retry(verify(meter(backend)))      what is metered are requests as they were made
+    what adds to a store     leased(retry(verify(backend)))     what a build looks for and puts is safe from gc
 
 Settings come from options, then from the environment, then from the defaults below.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +20,7 @@ from typing import Final
 from dsec_store.blobs import BlobStore
 from dsec_store.cache import DEFAULT_QUOTA
 from dsec_store.errors import Invalid
+from dsec_store.leases import build_lease
 from dsec_store.locate import open_store
 from dsec_store.meter import MeteredBlobs
 from dsec_store.objects import Objects
@@ -68,6 +71,16 @@ def wrap(backend: BlobStore, policy: RetryPolicy) -> BlobStore:
 def open_objects(store: str, *, create: bool = False, policy: RetryPolicy = PATIENT) -> Objects:
     """The objects of the store at this URL. `create`: a folder that does not exist is made."""
     return Objects(wrap(open_store(store, create=create), policy))
+
+
+@contextmanager
+def open_building(store: str, *, policy: RetryPolicy = PATIENT) -> Iterator[Objects]:
+    """The objects of the store at this URL, to add to: under a lease, which keeps gc off what is looked for and put.
+
+    A folder that does not exist is made. Raises `StoreError` when the store cannot be written.
+    """
+    with build_lease(wrap(open_store(store, create=True), policy)) as lease:
+        yield Objects(lease.blobs)
 
 
 def metered_objects(store: str) -> tuple[Objects, Callable[[], dict[str, int]]]:

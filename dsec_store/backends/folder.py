@@ -101,8 +101,8 @@ class FolderBlobs:
 
     def stat(self, key: str) -> BlobStat | None:
         try:
-            with self._open(key) as (_, size):
-                return BlobStat(key, size)
+            with self._open(key) as (file, size):
+                return BlobStat(key, size, os.fstat(file).st_mtime)
         except NotFound:
             return None
 
@@ -178,7 +178,7 @@ class FolderBlobs:
                 if stat.S_ISDIR(status.st_mode):
                     folders.append(f"{folder}{name}/")
                 elif stat.S_ISREG(status.st_mode):
-                    yield BlobStat(f"{folder}{name}", status.st_size)
+                    yield BlobStat(f"{folder}{name}", status.st_size, status.st_mtime)
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:

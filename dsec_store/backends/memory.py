@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Final
 
@@ -15,11 +16,13 @@ _numbers: Final = count(1)
 
 
 class MemoryBlobs:
-    """An empty store of its own, gone with the object."""
+    """An empty store of its own, gone with the object. `clock` tells when a blob was stored."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._blobs: dict[str, bytes] = {}
+        self._modified: dict[str, float] = {}
         self._location = f"memory:{next(_numbers)}"
 
     @property
@@ -31,6 +34,7 @@ class MemoryBlobs:
         copy = bytes(data)
         with self._lock:
             self._blobs[key] = copy
+            self._modified[key] = self._clock()
 
     def get(self, key: str, limit: int | None = None) -> bytes:
         data = self._find(key)
@@ -46,19 +50,24 @@ class MemoryBlobs:
     def stat(self, key: str) -> BlobStat | None:
         check_key(key)
         with self._lock:
-            data = self._blobs.get(key)
-        return None if data is None else BlobStat(key, len(data))
+            data, modified = self._blobs.get(key), self._modified.get(key)
+        return None if data is None else BlobStat(key, len(data), modified)
 
     def list(self, prefix: str) -> Iterator[BlobStat]:
         check_prefix(prefix)
         with self._lock:
-            found = [BlobStat(key, len(data)) for key, data in self._blobs.items() if key.startswith(prefix)]
+            found = [
+                BlobStat(key, len(data), self._modified[key])
+                for key, data in self._blobs.items()
+                if key.startswith(prefix)
+            ]
         return iter(found)
 
     def delete(self, key: str) -> None:
         check_key(key)
         with self._lock:
             self._blobs.pop(key, None)
+            self._modified.pop(key, None)
 
     def _find(self, key: str) -> bytes:
         check_key(key)

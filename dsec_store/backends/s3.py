@@ -185,7 +185,8 @@ class S3Blobs:
         name = self._name(key)
         try:
             with self._reading(name):
-                return BlobStat(key, obstore.head(self._store, key)["size"])
+                head = obstore.head(self._store, key)
+                return BlobStat(key, head["size"], head["last_modified"].timestamp())
         except NotFound:
             return None
 
@@ -208,7 +209,7 @@ class S3Blobs:
         with self._failures(f"{self._location}/{prefix}"):
             for page in obstore.list(self._store, prefix=prefix or None):
                 for entry in page:
-                    yield BlobStat(entry["path"], entry["size"])
+                    yield BlobStat(entry["path"], entry["size"], entry["last_modified"].timestamp())
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

@@ -34,12 +34,12 @@ from dsec_snapshotter import mounts, root, rootdir
 from dsec_snapshotter.keylocks import FOREVER, KeyLocks
 from dsec_snapshotter.layers import Layer, Layers
 from dsec_snapshotter.mounts import MountInfo
-from dsec_snapshotter.parallel import in_parallel
 from dsec_snapshotter.processes import ExitWatch, Process
 from dsec_snapshotter.records import Records
 from dsec_snapshotter.shortids import claim_folder
 from dsec_store.digest import Digest
 from dsec_store.errors import Invalid, NotFound, StoreError, Unavailable
+from dsec_store.parallel import in_parallel
 
 RUN: Final = "run"
 MOUNT: Final = "mount"
@@ -131,11 +131,23 @@ def topmost_occurrences(layers: Sequence[Digest]) -> list[Digest]:
     return list(reversed(dict.fromkeys(reversed(layers))))
 
 
+def hold_nothing(layers: Sequence[Digest]) -> None:
+    """Nobody else has to know what is mounted."""
+
+
 class Compositions:
     """See the module's text. Safe for calls from many threads."""
 
-    def __init__(self, layers: Layers, watch: ExitWatch, on_orphan: Callable[[str], None]) -> None:
-        """`on_orphan(id)` ends what still runs in a composition whose owner is gone."""
+    def __init__(
+        self,
+        layers: Layers,
+        watch: ExitWatch,
+        on_orphan: Callable[[str], None],
+        hold: Callable[[Sequence[Digest]], None] = hold_nothing,
+    ) -> None:
+        """`on_orphan(id)` ends what still runs in a composition whose owner is gone. `hold(layers)` is called before
+        layers are mounted that were not (`dsec_snapshotter.storelease`)."""
+        self._hold = hold
         self._layers = layers
         self._watch = watch
         self._on_orphan = on_orphan
@@ -230,7 +242,9 @@ class Compositions:
     def _acquire(self, layers: Sequence[Digest]) -> list[Layer]:
         """All layers mounted, those that lack at the same time. Waits for all of them, also when one fails."""
         mounted = {layer.digest for layer in self._layers.all()}
-        in_parallel(self._layers.acquire, [digest for digest in layers if digest not in mounted], _PARALLEL)
+        if missing := [digest for digest in layers if digest not in mounted]:
+            self._hold(missing)
+        in_parallel(self._layers.acquire, missing, _PARALLEL)
         return [self._layers.acquire(digest) for digest in layers]
 
     def _mount(self, composition: Composition, layers: Sequence[Layer]) -> None:

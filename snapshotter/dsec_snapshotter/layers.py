@@ -58,8 +58,7 @@ class Layer:
     @property
     def devices(self) -> list[str]:
         """The blob devices: none if no file of the layer has contents."""
-        blob = f"{root.BLOBS}/{self.descriptor.chunk_map.digest.hex}.blob"
-        return [blob] if self.descriptor.blob_size else []
+        return [f"{root.BLOBS}/{blob.name.hex}.blob" for blob in self.descriptor.blobs]
 
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "digest": str(self.digest), "descriptor": json.loads(self.descriptor.encode())}
@@ -129,7 +128,7 @@ class Layers:
         """Remove the local files that no mounted layer has; returns how many. Nobody may acquire meanwhile."""
         layers = self.all()
         metadata = {layer.descriptor.metadata.digest.hex for layer in layers}
-        chunk_maps = {layer.descriptor.chunk_map.digest.hex for layer in layers}
+        chunk_maps = {blob.name.hex for layer in layers for blob in layer.descriptor.blobs}
         return _remove_others(root.METADATA, metadata) + _remove_others(root.CHUNK_MAPS, chunk_maps)
 
     def _get(self, digest: Digest) -> Layer | None:

@@ -31,6 +31,7 @@ import select
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -39,15 +40,16 @@ from dsec_snapshotter import mounts, reconcile, root
 from dsec_snapshotter.compositions import Composition, Compositions
 from dsec_snapshotter.features import Features, probe
 from dsec_snapshotter.gate import Gate
-from dsec_snapshotter.layers import Layers
-from dsec_snapshotter.parallel import in_parallel
+from dsec_snapshotter.layers import Layer, Layers
 from dsec_snapshotter.processes import ExitWatch, Process, try_lock
 from dsec_snapshotter.root import Root
+from dsec_snapshotter.storelease import StoreLease
 from dsec_snapshotter.supervisor import Supervisor
 from dsec_store.digest import Digest
 from dsec_store.errors import Denied, Invalid, StoreError
 from dsec_store.ipc import Handler, Json, Peer, Server
 from dsec_store.objects import Objects
+from dsec_store.parallel import in_parallel
 
 LOCK_WITHIN: Final = 15.0
 """Seconds that a new node waits for one that is just ending."""
@@ -162,7 +164,8 @@ class Node:
         watch = ExitWatch()
         self._supervisor = Supervisor(home.path, daemon_argv, daemon_env, watch, self._connection_lost)
         self._layers = Layers(objects, self._features, self._supervisor.wait_ready)
-        self._compositions = Compositions(self._layers, watch, on_orphan)
+        self._lease = StoreLease(objects.blobs)
+        self._compositions = Compositions(self._layers, watch, on_orphan, self._lease.hold)
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -185,6 +188,7 @@ class Node:
         else:
             self._lose_all("the connection to the kernel had ended with the last processes that held it")
             self._start_anew()
+        self._lease.start(self._mounted())
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -205,7 +209,12 @@ class Node:
                 for layer in self._layers.all()
             ],
             "compositions": [_described(composition) for composition in self._compositions.all()],
-            "problems": [*self._problems, *self._supervisor.problems(), *map(_broken, reconcile.broken_records())],
+            "problems": [
+                *self._problems,
+                *self._supervisor.problems(),
+                *self._lease.problems(),
+                *map(_broken, reconcile.broken_records()),
+            ],
         }
 
     def stats(self) -> Json:
@@ -214,8 +223,7 @@ class Node:
         figures = dict(self._supervisor.stats())
         blobs = figures.pop("blobs", {})
         layers = [
-            {"id": layer.id, "descriptor": str(layer.digest), **blobs.get(layer.descriptor.chunk_map.digest.hex, {})}
-            for layer in self._layers.all()
+            {"id": layer.id, "descriptor": str(layer.digest), **_summed(blobs, layer)} for layer in self._layers.all()
         ]
         return {**figures, "layers": layers, "metadata": dict(self._traffic())}
 
@@ -248,6 +256,7 @@ class Node:
             users = self._compositions.users()
             unused = [layer for layer in self._layers.all() if not users[layer.digest]]
             unmounted = sum(self._layers.release(layer) for layer in unused)
+            self._lease.set(self._mounted())
             return {"layers": unmounted, "files": self._layers.sweep()}
 
     def stop(self, force: bool, peer: Peer) -> None:
@@ -272,6 +281,7 @@ class Node:
                 raise failures[0]
             reconcile.clear_all()
             self._supervisor.stop()
+            self._lease.end()
         self._caller_of_stop = os.dup(peer.connection.fileno())
         self.ended.set()
 
@@ -282,6 +292,9 @@ class Node:
             poll.register(self._caller_of_stop, select.POLLRDHUP)
             poll.poll(_HANG_UP_WITHIN * 1000)
             os.close(self._caller_of_stop)
+
+    def _mounted(self) -> list[Digest]:
+        return [layer.digest for layer in self._layers.all()]
 
     # -- beginnings and ends ---------------------------------------------------------------------------------------
 
@@ -332,6 +345,7 @@ class Node:
             if self._gate.closed:
                 return
             self._lose_all("the connection to the kernel was aborted")
+            self._lease.set(self._mounted())
             try:
                 self._start_anew()
             except StoreError as error:
@@ -350,6 +364,14 @@ def _described(composition: Composition) -> Json:
     described["target"] = described.pop("path") if described.pop("target") else None
     described["path"] = composition.path
     return described
+
+
+def _summed(blobs: Mapping[str, Mapping[str, int]], layer: Layer) -> dict[str, int]:
+    """The figures of all blobs of a layer. Nothing for one that was never read."""
+    figures: Counter[str] = Counter()
+    for blob in layer.descriptor.blobs:
+        figures.update(blobs.get(blob.name.hex, {}))
+    return dict(figures)
 
 
 def _broken(record: Path) -> str:

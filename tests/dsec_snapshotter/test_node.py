@@ -64,6 +64,14 @@ def test_three_layers_writable(node: NodeUnderTest) -> None:
     assert (other / "etc/passwd").read_bytes() == b"root"
 
 
+def test_a_layer_of_several_blob_devices(node: NodeUnderTest) -> None:
+    files = {name: name.encode() * size for name, size in (("a", 5000), ("b", 1), ("c", 4096), ("d", 9000), ("e", 0))}
+    layer = put_layer(node.objects, files, devices=3)
+    assert len(node.objects.layer(layer).blobs) == 3
+    path = Path(node.compose(layer)["path"])
+    assert {entry.name: entry.read_bytes() for entry in path.iterdir()} == files
+
+
 def test_many_layers_in_a_root_with_a_long_name(tmp_path: Path) -> None:
     root = tmp_path / ("r" * (200 - len(str(tmp_path)) - 1))
     assert len(str(root)) == 200

@@ -12,9 +12,9 @@ import pytest
 
 from dsec_snapshotter.gate import Gate
 from dsec_snapshotter.keylocks import KeyLocks
-from dsec_snapshotter.parallel import in_parallel
 from dsec_snapshotter.processes import ExitWatch, Process, kill_child, last_line, spawn, terminate, wait_ended
 from dsec_store.errors import Invalid, Unavailable
+from dsec_store.parallel import in_parallel
 from tests.dsec_snapshotter.nodes import owner_process, until
 
 WITHIN = 20.0
