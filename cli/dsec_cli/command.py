@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -107,6 +108,15 @@ def emit(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def emit_each(values: Iterable[object]) -> None:
+    """One JSON array on stdout, each value on a line of its own as it comes: for lists that are long."""
+    separator = "["
+    for value in values:
+        click.echo(f"{separator}\n{json.dumps(value)}", nl=False)
+        separator = ","
+    click.echo("[]" if separator == "[" else "\n]")
+
+
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """Rows under headings; the last column takes the room that is left."""
     from rich.console import Console
@@ -127,16 +137,35 @@ def size(count: int) -> str:
     return f"{count} B" if power == 0 else f"{count / (1 << 10 * power):.1f} {_UNITS[power]}"
 
 
+Shown = Callable[[str, int, int], None]
+"""Shows how much is done of something that has a name: `shown("layer 2 of 5", done, total)`. From any thread."""
+
+
 @contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A function that shows what is being done on a terminal, and is quiet elsewhere."""
+def progress(*, in_bytes: bool = False) -> Iterator[Shown]:
+    """A function that shows what is being done on a terminal, and is quiet elsewhere.
+
+    Each name has a bar of its own until it is done; `in_bytes` shows amounts, rate and time left of bytes.
+    """
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("", total=None)
-        yield lambda what, done, total: bars.update(task, description=what, completed=done, total=total)
+    count = rich.TextColumn("{task.completed}/{task.total}")
+    amounts = [rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()] if in_bytes else [count]
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amounts, rich.TimeRemainingColumn())
+    lock = threading.Lock()
+    tasks: dict[str, rich.TaskID] = {}
+
+    def show(what: str, done: int, total: int) -> None:
+        with lock:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+            if done >= total:
+                bars.remove_task(tasks.pop(what))
+
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        yield show

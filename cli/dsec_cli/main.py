@@ -16,7 +16,8 @@ from dsec_sandbox import outcome
 from dsec_sandbox.environment import Environment, resolve
 from dsec_sandbox.outcome import Outcome
 from dsec_sandbox.run import run as run_container
-from dsec_sandbox.spec import Pairs, RunConfig, command_of, merge_env
+from dsec_sandbox.spec import RunConfig, command_of, merge_env
+from dsec_store.descriptor import Pairs
 from dsec_store.errors import StoreError
 
 PROGRAM = "dsec"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,15 +12,17 @@ import pytest
 from dsec_store import keys, pack
 from dsec_store.backends.folder import FolderBlobs
 from dsec_store.check import Report, check_image, describe
-from dsec_store.descriptor import Image, LayerDescriptor
+from dsec_store.descriptor import Blob, Image, LayerDescriptor
 from dsec_store.digest import Digest
 from dsec_store.errors import Corrupt, NotFound, Unavailable
 from dsec_store.fault import Fault, FaultBlobs, scripted
+from dsec_store.layer.erofs import Device, read_image, write_image
 from dsec_store.layer.local import LocalBuild, build_local
 from dsec_store.meter import MeteredBlobs
 from dsec_store.objects import Objects
 from dsec_store.pack import FOOTER_SIZE, section_span
-from tests.dsec_store.blobmaker import flipped, noise
+from dsec_store.references import Origin, Reference
+from tests.dsec_store.blobmaker import flipped, noise, store_blob
 
 FILES = {"large": noise(700_000, "large"), "text": b"line\n" * 5000, "small": b"small", "zeros": bytes(100_000)}
 
@@ -30,7 +33,11 @@ class Stored:
 
     root: Path
     objects: Objects
-    image: Digest
+    reference: Reference
+
+    @property
+    def image(self) -> Digest:
+        return self.reference.image
 
     @property
     def layer(self) -> tuple[Digest, LayerDescriptor]:
@@ -38,7 +45,7 @@ class Stored:
         return digest, self.objects.layer(digest)
 
     def check(self, *, deep: bool = False) -> Report:
-        return check_image(self.objects, self.image, deep=deep)
+        return check_image(self.objects, self.reference, deep=deep)
 
     def problems(self, *, deep: bool = False) -> list[str]:
         return self.check(deep=deep).problems
@@ -58,8 +65,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
     objects = Objects(FolderBlobs(root, create=True))
     built = build_local(objects, source, "demo", LocalBuild("workspace", prefix="/src"))
     config, manifest = objects.put_oci(b'{"config": 1}'), objects.put_oci(b'{"manifest": 1}')
-    image = replace(objects.image(built.image), config=config, manifest=manifest)
-    return Stored(root, objects, objects.put_image(image))
+    return Stored(root, objects, Reference(built.image, Origin(manifest, config, 5)))
 
 
 def places(data: bytes) -> Iterator[int]:
@@ -68,13 +74,13 @@ def places(data: bytes) -> Iterator[int]:
 
 
 def config(stored: Stored) -> str:
-    digest = stored.objects.image(stored.image).config
+    digest = stored.reference.origin.config
     assert digest is not None
     return keys.oci(digest)
 
 
 def manifest(stored: Stored) -> str:
-    digest = stored.objects.image(stored.image).manifest
+    digest = stored.reference.origin.manifest
     assert digest is not None
     return keys.oci(digest)
 
@@ -88,15 +94,15 @@ def metadata(stored: Stored) -> str:
 
 
 def chunk_map(stored: Stored) -> str:
-    return keys.chunk_map(stored.layer[1].chunk_map.digest)
+    return keys.chunk_map(stored.layer[1].blobs[0].name)
 
 
 def locator(stored: Stored) -> str:
-    return keys.locator(stored.layer[1].chunk_map.digest)
+    return keys.locator(stored.layer[1].blobs[0].name)
 
 
 def a_pack(stored: Stored) -> str:
-    return keys.pack(stored.objects.locator(stored.layer[1].chunk_map.digest)[0].pack)
+    return keys.pack(stored.objects.locator(stored.layer[1].blobs[0].name)[0].pack)
 
 
 OBJECTS = [config, manifest, layer, metadata, chunk_map, locator]
@@ -107,7 +113,7 @@ KeyOf = Callable[[Stored], str]
 def test_a_whole_image_has_no_problems(stored: Stored, deep: bool) -> None:
     report = stored.check(deep=deep)
     assert (report.layers, report.problems) == (1, [])
-    size = stored.layer[1].blob_size
+    size = stored.layer[1].blobs[0].size
     assert report.bytes == (size if deep else 0)
     assert (report.chunks > 5) == deep
 
@@ -177,45 +183,84 @@ def test_a_damaged_image_is_the_callers_affair(stored: Stored) -> None:
 def test_an_outage_is_no_damage(stored: Stored) -> None:
     away = Objects(FaultBlobs(stored.objects.blobs, scripted(*[None] * 5, Fault.UNAVAILABLE)))
     with pytest.raises(Unavailable):
-        check_image(away, stored.image, deep=True)
+        check_image(away, stored.reference, deep=True)
 
 
 def test_a_layer_of_another_release_is_a_problem_with_a_way_out(stored: Stored) -> None:
-    newer = stored.layer[1].encode().replace(b'"format":1', b'"format":2')
+    newer = stored.layer[1].encode().replace(b'"format":2', b'"format":3')
     digest = Digest.of(newer)
     stored.objects.blobs.put(keys.layer(digest), newer)
     image = stored.objects.put_image(replace(stored.objects.image(stored.image), layers=(digest,)))
-    (problem,) = check_image(stored.objects, image, deep=True).problems
+    (problem,) = check_image(stored.objects, Reference(image), deep=True).problems
     assert problem.endswith("upgrade dsec")
 
 
 def test_a_blob_of_another_size_is_a_problem(stored: Stored) -> None:
-    shorter = stored.objects.put_layer(replace(stored.layer[1], blob_size=4096))
+    (blob,) = stored.layer[1].blobs
+    shorter = stored.objects.put_layer(replace(stored.layer[1], blobs=(replace(blob, size=4096),)))
     image = stored.objects.put_image(replace(stored.objects.image(stored.image), layers=(shorter,)))
-    problems = check_image(stored.objects, image, deep=False).problems
+    problems = check_image(stored.objects, Reference(image), deep=False).problems
     assert len(problems) == 2  # a file reaches beyond it, too
-    assert all(str(shorter) in problem for problem in problems)
+    assert str(shorter) in problems[0]
+    assert problems[1].startswith(f"blob {blob.name}: ")
+
+
+def with_layer(stored: Stored, layer: LayerDescriptor) -> Reference:
+    """An image of this layer alone."""
+    digest = stored.objects.put_layer(layer)
+    return Reference(stored.objects.put_image(replace(stored.objects.image(stored.image), layers=(digest,))))
+
+
+def test_a_recipe_is_checked_like_a_device(stored: Stored) -> None:
+    recipe = store_blob(stored.objects, noise(5_000, "recipe"))
+    blob = Blob(stored.objects.put_chunk_map(recipe.chunk_map), len(recipe.data))
+    reference = with_layer(stored, replace(stored.layer[1], recipe=blob))
+    (problem,) = check_image(stored.objects, reference, deep=False).problems
+    assert str(blob.name) in problem, "it has no locator yet"
+    stored.objects.put_locator(blob.chunk_map, recipe.locations)
+    report = check_image(stored.objects, reference, deep=True)
+    assert report.bytes == stored.layer[1].blobs[0].size + len(recipe.data)
+    assert report.problems == [f"recipe {blob.name}: not a recipe, or written by another release"]
+
+
+def test_the_order_of_blobs_is_that_of_the_metadata_image(stored: Stored) -> None:
+    other = store_blob(stored.objects, noise(4096, "other"))
+    blob = Blob(stored.objects.put_chunk_map(other.chunk_map), len(other.data))
+    stored.objects.put_locator(blob.chunk_map, other.locations)
+    layer = stored.layer[1]
+    out = io.BytesIO()
+    tree = read_image(stored.objects.metadata(layer.metadata)).root
+    write_image(tree, [Device(one.name.hex, one.size // 4096) for one in (*layer.blobs, blob)], out)
+    both = replace(layer, metadata=stored.objects.put_metadata(out.getvalue()), blobs=(*layer.blobs, blob))
+    assert check_image(stored.objects, with_layer(stored, both), deep=True).problems == []
+    for blobs in (both.blobs[::-1], both.blobs[:1], ()):
+        (problem,) = check_image(stored.objects, with_layer(stored, replace(both, blobs=blobs)), deep=False).problems
+        assert problem.endswith("its metadata image has other blob devices than its descriptor")
+
+
+def test_what_is_mounted_for_an_image_is_checked_too(stored: Stored) -> None:
+    missing = Digest.of(b"a run")
+    image = stored.objects.put_image(replace(stored.objects.image(stored.image), lowers=(missing,)))
+    report = check_image(stored.objects, Reference(image), deep=True)
+    (problem,) = report.problems
+    assert str(missing) in problem
+    assert report.layers == 2
 
 
 def test_nothing_is_written_and_a_layer_is_checked_once(stored: Stored) -> None:
     metered = MeteredBlobs(stored.objects.blobs)
     image = stored.objects.image(stored.image)
     twice = stored.objects.put_image(replace(image, layers=image.layers * 2))
-    steps: list[tuple[int, int]] = []
-    report = check_image(Objects(metered), twice, deep=True, progress=lambda done, total: steps.append((done, total)))
+    steps: list[tuple[str, int, int]] = []
+    report = check_image(Objects(metered), Reference(twice), deep=True, progress=lambda *step: steps.append(step))
     assert (report.layers, report.problems) == (1, [])
-    assert steps == [(0, 1), (1, 1)]
+    assert [step for step in steps if step[0] == "layers"] == [("layers", 0, 1), ("layers", 1, 1)]
     assert metered.snapshot().total.bytes_sent == 0
 
 
 def test_description() -> None:
-    layers = (Digest.of(b"layer"),)
-    assert describe(Image("toolkit", layers, env=(("A", "1"),), path=("/bin",), source_bytes=5)) == {
-        "kind": "toolkit",
-        "platform": None,
-        "config": None,
-        "manifest": None,
-        "env": {"A": "1"},
-        "path": ["/bin"],
-        "source_bytes": 5,
-    }
+    image = Image("toolkit", (Digest.of(b"layer"),), env=(("A", "1"),), path=("/bin",))
+    facts = {"kind": "toolkit", "platform": None, "env": {"A": "1"}, "path": ["/bin"], "source_bytes": 5}
+    assert describe(image, Origin(source_bytes=5)) == {**facts, "config": None, "manifest": None}
+    manifest, config = Digest.of(b"manifest", "sha256"), Digest.of(b"config", "sha256")
+    assert describe(image, Origin(manifest, config, 5)) == {**facts, "config": str(config), "manifest": str(manifest)}

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 
 from dsec_snapshotter.mounts import mountinfo
+from dsec_store.backends.folder import FolderBlobs
+from dsec_store.descriptor import Image
+from dsec_store.objects import Objects
+from tests.dsec_snapshotter.making import put_layer
 from tests.dsec_snapshotter.nodes import until
+from tests.dsec_store.blobmaker import noise
 from tests.flows import images
 from tests.flows.world import World, ended
 from tests.kernel import mount
@@ -150,7 +155,7 @@ def test_inspect_names_every_object(shared: World) -> None:
     assert (facts["kind"], len(facts["layers"])) == ("base", 2)
     objects = set(digests_in(facts)) - {layer["diff_id"] for layer in facts["layers"]}
     files = {path.name for path in shared.store.rglob("*") if path.is_file()}
-    assert len(objects) == 3 + 3 * len(facts["layers"])
+    assert len(objects) == 3 + 4 * len(facts["layers"]), "of a layer: descriptor, metadata, contents, recipe"
     assert all(any(digest.partition(":")[2] in file for file in files) for digest in objects)
 
 
@@ -224,6 +229,22 @@ def test_the_first_name_is_at_the_bottom(shared: World, target: Path, tmp_path: 
         assert sorted(os.listdir(target)) == ["only-one", "only-three", "only-two", "who"]
         mine.ok("dsec-image", "umount", str(target))
     assert os.listdir(target) == []
+
+
+def test_a_layer_has_the_figures_of_all_its_blobs(world: World) -> None:
+    objects = Objects(FolderBlobs(world.store, create=True))
+    files = {name: noise(9000, name) for name in ("a", "b", "c")}
+    layer = put_layer(objects, files, devices=2)
+    objects.references.set("two", objects.put_image(Image("workspace", (layer,))))
+    target = world.make("target")
+    world.ok("dsec-image", "mount", "two", str(target))
+    assert {name: (target / name).read_bytes() for name in files} == files
+    stats = world.stats()
+    (figures,) = stats["layers"]
+    assert figures["fetched_chunks"] == stats["total"]["fetched_chunks"] == len(files)
+    assert figures["fetched_bytes"] == stats["total"]["fetched_bytes"]
+    assert world.json("dsec-image", "check", "two", "--deep")["problems"] == []
+    assert [blob["size"] for blob in inspect(world, "two")["layers"][0]["blobs"]] == [24576, 12288]
 
 
 def test_a_mount_is_read_only(shared: World, target: Path) -> None:
