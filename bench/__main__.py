@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 import click
 
-from bench import cold, conversion, machine, warm
+from bench import cold, collapse, conversion, dedup, machine, warm
 from bench.measure import Failed
 from bench.report import Section, as_markdown, as_text
 from scripts.inputs import make_image
@@ -30,6 +30,8 @@ PARTS: Final[dict[str, tuple[Callable[[int], Section], int]]] = {
     "conversion": (conversion.measure, conversion.SAMPLES),
     "warm": (warm.measure, warm.SAMPLES),
     "cold": (cold.measure, cold.SAMPLES),
+    "collapse": (collapse.measure, collapse.SAMPLES),
+    "dedup": (dedup.measure, dedup.SAMPLES),
 }
 """How each is measured, and how many samples it takes by default."""
 

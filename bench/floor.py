@@ -15,7 +15,7 @@ import blake3
 import zstandard
 from isal import igzip
 
-PIECE: Final = 64 << 10
+PIECE: Final = 128 << 10
 """Bytes digested and compressed at once: as much as our average chunk."""
 
 

@@ -1,4 +1,4 @@
-"""The layers of the image that the benchmarks work on, straight from its OCI layout."""
+"""The layers of the images that the benchmarks work on, straight from their OCI layouts."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def blob(digest: str, layout: Path = IMAGE) -> Path:
     return layout / "blobs" / algorithm / hex
 
 
-def manifest_digest() -> str:
-    index = json.loads((IMAGE / "index.json").read_text(encoding="utf-8"))
+def manifest_digest(layout: Path = IMAGE) -> str:
+    index = json.loads((layout / "index.json").read_text(encoding="utf-8"))
     return str(index["manifests"][0]["digest"])
 
 
-def _manifest() -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads(blob(manifest_digest()).read_text(encoding="utf-8"))
+def _manifest(layout: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads(blob(manifest_digest(layout), layout).read_text(encoding="utf-8"))
     return manifest
 
 
-def layers() -> list[str]:
+def layers(layout: Path = IMAGE) -> list[str]:
     """Digests, bottom first."""
-    return [layer["digest"] for layer in _manifest()["layers"]]
+    return [layer["digest"] for layer in _manifest(layout)["layers"]]
 
 
 def all_blobs() -> list[str]:
     """Digests of what a pull fetches, in its order: manifest, config, layers."""
-    return [manifest_digest(), _manifest()["config"]["digest"], *layers()]
+    return [manifest_digest(), _manifest(IMAGE)["config"]["digest"], *layers()]

@@ -18,10 +18,10 @@ _PIECE: Final = 4 << 20
 
 
 def materialise(store: str, images: Sequence[str], folder: Path) -> list[Path]:
-    """Write metadata image and blob of every layer of `images` into a folder of its own; bottom first."""
+    """Write metadata image and blobs of every mounted layer of `images` into a folder of its own; bottom first."""
     objects = open_objects(store)
     source = ChunkSource(objects.blobs, NoCache())
-    digests = [layer for image in images for layer in objects.image(objects.references.get(image)).layers]
+    digests = [layer for image in images for layer in objects.image(objects.references.get(image)).mounted]
     return [
         _write(objects, source, objects.layer(digest), folder / str(number)) for number, digest in enumerate(digests)
     ]
@@ -30,11 +30,17 @@ def materialise(store: str, images: Sequence[str], folder: Path) -> list[Path]:
 def _write(objects: Objects, source: ChunkSource, layer: LayerDescriptor, folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "metadata").write_bytes(objects.metadata(layer.metadata))
-    blob = open_blob(objects, layer, source)
-    with (folder / "blob").open("wb") as file:
-        for offset in range(0, blob.size, _PIECE):
-            file.write(blob.read(offset, _PIECE))
+    for number, blob in enumerate(layer.blobs):
+        lazy = open_blob(objects, blob, source)
+        with (folder / f"blob-{number}").open("wb") as file:
+            for offset in range(0, lazy.size, _PIECE):
+                file.write(lazy.read(offset, _PIECE))
     return folder
+
+
+def _devices(layer: Path) -> list[str]:
+    """The blobs of a layer's folder in the order of its device table; none if no file has contents."""
+    return [f"{layer}/blob-{number}" for number in range(len(list(layer.glob("blob-*"))))]
 
 
 @contextmanager
@@ -47,7 +53,7 @@ def mounted(layers: Sequence[Path], folder: Path, *, as_lazy: bool) -> Iterator[
         lowers: list[str] = []
         for number, layer in enumerate(layers):
             lower = _directory(folder / str(number))
-            mounts.mount_erofs(f"{layer}/metadata", [f"{layer}/blob"], lower, direct_io=as_lazy)
+            mounts.mount_erofs(f"{layer}/metadata", _devices(layer), lower, direct_io=as_lazy)
             undo.callback(mounts.unmount, lower, lazy=True)
             if as_lazy and (bdi := mounts.bdi_of(lower)):
                 mounts.set_read_ahead(bdi, mounts.READ_AHEAD)

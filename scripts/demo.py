@@ -158,7 +158,7 @@ class Figures:
     def __init__(self, node: Node) -> None:
         images, stats = node.figures["images"], node.figures
         self.compressed = images[0]["source_bytes"]
-        self.plain = sum(layer["blob_size"] for image in images for layer in image["layers"])
+        self.plain = sum(blob["size"] for image in images for layer in image["layers"] for blob in layer["blobs"])
         self.wire = stats["total"]["wire_bytes"] + stats["metadata"]["wire_bytes"]
         self.fetched = stats["total"]["fetched_bytes"]
         self.requests = stats["total"]["requests"] + stats["metadata"]["requests"]
