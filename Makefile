@@ -9,6 +9,8 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 # What to measure and how, as in: make bench BENCH_ARGS='warm --samples 15'
 BENCH_ARGS ?=
+# What to run of the wide corpora, as in: make corpus CORPUS_ARGS='sequences --seed 7'
+CORPUS_ARGS ?=
 # Options for the lock, as in: make lock LOCK_ARGS=--upgrade, or LOCK_ARGS='--upgrade-package rich'
 LOCK_ARGS ?=
 # The resolver that writes requirements/. It is fetched for `make lock` only.
@@ -16,7 +18,7 @@ UV := uv==0.13.9
 LOCK := .lock/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --quiet \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links $(LOCK_ARGS)
 
-.PHONY: help setup setup-demo setup-test demo test lint format bench lock clean
+.PHONY: help setup setup-demo setup-test demo test lint format bench corpus lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
@@ -48,6 +50,9 @@ format: ## Put the code in its form, and fix what can be fixed by itself
 
 bench: setup-demo ## Measure conversion, warm and cold reads beside their controls
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+corpus: setup-test ## Run the wide corpora: tars of other projects, real images, thousands of random layers
+	$(BIN)/python -m corpus $(CORPUS_ARGS)
 
 lock: ## Write requirements/ anew from pyproject.toml: released versions and their hashes, no addresses
 	python3 -m venv .lock
