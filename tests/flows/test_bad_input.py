@@ -58,7 +58,7 @@ def good(world: World, good_store: Path) -> Iterator[World]:
     yield world
     objects = Objects(FolderBlobs(world.store))
     assert list(objects.references.names()) == ["good"]
-    assert check_image(objects, objects.references.get("good"), deep=True).problems == []
+    assert check_image(objects, objects.references.read("good"), deep=True).problems == []
 
 
 # -- images that are not what they should be -------------------------------------------------------------------------

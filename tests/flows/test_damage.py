@@ -50,8 +50,9 @@ def victim(files: World) -> Place:
     assert not isinstance(node, Directory)
     address = inode_of(node).address
     assert address is not None
-    chunk = objects.chunk_map(layer.chunk_map).covering(address.offset, 1)[0]
-    location = objects.locator(layer.chunk_map.digest)[chunk.number]
+    blob = layer.blobs[address.device]
+    chunk = objects.chunk_map(blob.chunk_map).covering(address.offset, 1)[0]
+    location = objects.locator(blob.name)[chunk.number]
     return Place(f"blake3:{chunk.digest.hex()}", files.store / keys.pack(location.pack), location)
 
 

@@ -22,6 +22,7 @@ def test_a_tall_image_on_a_node_with_a_long_path(world: World, tmp_path: Path) -
     tall = [Layer(tar_of({"top": b"%d" % number, f"f{number}": b"x"}), "plain") for number in range(1, LAYERS)]
     layout = write_layout(tmp_path / "layout", [tar_of_folder(tmp_path / "root"), *tall]).path
     world.ok("dsec-image", "convert", f"oci:{layout}", "tall")
+    world.ok("dsec-image", "collapse", "tall", "--undo")
     assert len(world.json("dsec-image", "inspect", "tall")["layers"]) == LAYERS
     far = at_length(world)
     target = world.make("target")
