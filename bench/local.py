@@ -11,8 +11,8 @@ from dsec_cli.wiring import open_objects
 from dsec_snapshotter import mounts
 from dsec_store.chunks import ChunkSource, NoCache
 from dsec_store.descriptor import LayerDescriptor
-from dsec_store.layer.build import open_blob
 from dsec_store.objects import Objects
+from dsec_store.storedblob import open_blob
 
 _PIECE: Final = 4 << 20
 

@@ -1,4 +1,4 @@
-"""A blob that is read straight from the store, without a node: for tools."""
+"""A blob that is read straight from the store, without a node: for builds and tools."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from dsec_store.chunks import ChunkSource, LazyBlob
 from dsec_store.descriptor import Blob
 from dsec_store.digest import Digest
 from dsec_store.objects import Objects
+
+
+def open_blob(objects: Objects, blob: Blob, source: ChunkSource) -> LazyBlob:
+    """The bytes of a blob; see `StoredBlob`."""
+    return StoredBlob(objects, blob, source).lazy
 
 
 class StoredBlob:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from dsec_snapshotter.mounts import mount_erofs, mount_overlay, unmount
 from dsec_store.chunks import ChunkSource, LazyBlob, NoCache
 from dsec_store.descriptor import Image
-from dsec_store.layer.build import open_blob
 from dsec_store.layer.erofs import read_image
 from dsec_store.layer.tree import OPAQUE_XATTR, Directory, Inode, inode_of
 from dsec_store.objects import Objects
+from dsec_store.storedblob import open_blob
 
 _ESCAPED = b"trusted.overlay.overlay."
 

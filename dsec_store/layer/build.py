@@ -23,6 +23,7 @@ from dsec_store.layer.recipe import RecipeWriter
 from dsec_store.layer.stack import Found, Stack
 from dsec_store.layer.tree import Directory, Inode, inode_of
 from dsec_store.objects import Objects
+from dsec_store.storedblob import open_blob
 from dsec_store.upload import ChunkIndex, Upload
 
 
@@ -198,10 +199,3 @@ def pieces(blob: LazyBlob, offset: int, size: int) -> Iterator[bytes]:
     """`size` bytes of a blob from `offset` on."""
     for done in range(0, size, PIECE):
         yield blob.read(offset + done, min(PIECE, size - done))
-
-
-def open_blob(objects: Objects, blob: Blob, source: ChunkSource) -> LazyBlob:
-    """A blob of a stored layer, read straight from the store."""
-    chunk_map = objects.chunk_map(blob.chunk_map)
-    locations = objects.locator(blob.name, len(chunk_map))
-    return LazyBlob(chunk_map, lambda _: locations, source)

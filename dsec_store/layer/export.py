@@ -19,13 +19,12 @@ import contextlib
 import stat
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from dsec_store.chunkmap import ChunkLocation
 from dsec_store.chunks import ChunkSource, LazyBlob
-from dsec_store.descriptor import Blob, LayerDescriptor
+from dsec_store.descriptor import LayerDescriptor
 from dsec_store.digest import Digest, hasher_for
 from dsec_store.errors import Corrupt, Invalid, StoreError
 from dsec_store.layer.contents import BLOCK, PIECE
@@ -35,6 +34,7 @@ from dsec_store.layer.tarwriter import tar_of_tree
 from dsec_store.layer.tree import Directory, Inode
 from dsec_store.objects import Objects
 from dsec_store.parallel import in_parallel
+from dsec_store.storedblob import open_blob
 
 BATCH: Final = 4 << 20
 """Bytes of a batch, each span counting for a block more than it has."""
@@ -105,9 +105,9 @@ def _tar(objects: Objects, descriptor: LayerDescriptor, source: ChunkSource) -> 
     """The tar in pieces of any size. What reads ahead is closed with it."""
     if descriptor.run or len(descriptor.blobs) > 1:
         raise Invalid("collapsed from several layers, it has no tar of its own: each of those has")
-    blob = _open(objects, descriptor.blobs[0], source) if descriptor.blobs else None
+    blob = open_blob(objects, descriptor.blobs[0], source) if descriptor.blobs else None
     if descriptor.recipe:
-        recipe = _open(objects, descriptor.recipe, source)
+        recipe = open_blob(objects, descriptor.recipe, source)
         with contextlib.closing(read_ahead(_spans(0, recipe.size), recipe)) as whole:
             parts = _recipe_parts(whole, f"recipe {descriptor.recipe.name}")
             with contextlib.closing(read_ahead(parts, blob)) as tar:
@@ -125,29 +125,6 @@ def _verified(pieces: Iterable[bytes], diff_id: Digest) -> Iterator[bytes]:
         yield piece
     if (found := Digest(diff_id.algorithm, hasher.digest())) != diff_id:
         raise Corrupt(f"its tar, made again, is {found}, but its diff_id is {diff_id}")
-
-
-def _open(objects: Objects, blob: Blob, source: ChunkSource) -> LazyBlob:
-    """A blob that follows its chunks when gc or a build moves them meanwhile."""
-    chunk_map = objects.chunk_map(blob.chunk_map)
-    return LazyBlob(chunk_map, _Locator(objects, blob.name, len(chunk_map)), source)
-
-
-class _Locator:
-    """A blob's locator, read again when it proved stale."""
-
-    def __init__(self, objects: Objects, name: Digest, chunks: int) -> None:
-        self._objects = objects
-        self._name = name
-        self._chunks = chunks
-        self._lock = threading.Lock()
-        self._current: Sequence[ChunkLocation] = objects.locator(name, chunks)
-
-    def __call__(self, stale: Sequence[ChunkLocation] | None) -> Sequence[ChunkLocation]:
-        with self._lock:
-            if stale is self._current:
-                self._current = self._objects.locator(self._name, self._chunks)
-            return self._current
 
 
 # -- Parts -------------------------------------------------------------------------------------------------------------

@@ -22,9 +22,10 @@ from dsec_store.chunks import ChunkSource, NoCache
 from dsec_store.descriptor import Blob, Image
 from dsec_store.digest import Digest
 from dsec_store.errors import Corrupt, Invalid, StoreError
-from dsec_store.layer.build import open_blob, pieces
+from dsec_store.layer.build import pieces
 from dsec_store.layer.recipe import read_recipe
 from dsec_store.objects import Objects
+from dsec_store.storedblob import open_blob
 from tests import tarmaker as tar
 from tests.dsec_store.blobmaker import PATIENCE, noise
 from tests.ocimaker import CONFIG, MANIFEST, Layer, LayoutMaker, blob_path, damage, digest_of, read_json, write_layout

@@ -16,12 +16,12 @@ from dsec_store.chunks import ChunkSource, NoCache
 from dsec_store.descriptor import RunConfig
 from dsec_store.errors import Corrupt, Denied, Invalid, NotFound, StoreError
 from dsec_store.layer import folder
-from dsec_store.layer.build import open_blob
 from dsec_store.layer.erofs import read_image
 from dsec_store.layer.local import Built, LocalBuild, build_local
 from dsec_store.layer.tree import Directory, Inode, inode_of
 from dsec_store.objects import Objects
 from dsec_store.references import Origin, Reference
+from dsec_store.storedblob import open_blob
 from tests import tarmaker as tar
 
 WORKSPACE = LocalBuild("workspace", prefix="/testbed")
