@@ -34,7 +34,7 @@ from dsec_store.descriptor import Image
 from dsec_store.digest import Digest, hasher_for
 from dsec_store.errors import Corrupt, StoreError, Unavailable
 from dsec_store.layer.ahead import ReadAhead
-from dsec_store.layer.assemble import Assembly, assemble
+from dsec_store.layer.assemble import assemble
 from dsec_store.layer.build import LayerBuild, StoredLayer, StoredStack, build_key
 from dsec_store.layer.collapse import lowers_of
 from dsec_store.layer.decompress import decompressed
@@ -220,19 +220,14 @@ class _Conversion:
         return not problems
 
     def _build(self, step: _Step, unpacked: _Unpacked) -> _Found:
-        assembly = self._assemble(step, unpacked)
-        stored = unpacked.build.commit(assembly, step.diff_id)
+        with _naming(step):
+            assembly = assemble(unpacked.placed, unpacked.build.contents, self._stack.stack(), self._stack.open)
+            stored = unpacked.build.commit(assembly, step.diff_id)
         self.built.append(stored)
         self._stack.push(stored.digest, assembly.root)
         key = step.on_top if assembly.needs_lower else step.alone
         self._objects.set_lookup("build", key, stored.digest)
         return _Found(key, stored.digest)
-
-    def _assemble(self, step: _Step, unpacked: _Unpacked) -> Assembly:
-        try:
-            return assemble(unpacked.placed, unpacked.build.contents, self._stack.stack(), self._stack.open)
-        except StoreError as error:
-            raise type(error)(f"layer {step.blob.digest}: {error}") from None
 
     # -- contents, on other threads --------------------------------------------------------------------------------
 
@@ -243,16 +238,10 @@ class _Conversion:
         index = self._shared_index()
         with contextlib.ExitStack() as undo:
             build = undo.enter_context(LayerBuild(self._objects, index, workers=self._workers, with_recipe=True))
-            with ReadAhead(self._plain(step)) as tar:
-                placed = self._placed(step, tar, build)
+            with _naming(step), ReadAhead(self._plain(step)) as tar:
+                placed = unpack(tar, build.contents, build.recipe)
             undo.pop_all()
         return _Unpacked(build, placed)
-
-    def _placed(self, step: _Step, tar: ReadAhead, build: LayerBuild) -> list[Placed]:
-        try:
-            return unpack(tar, build.contents, build.recipe)
-        except StoreError as error:
-            raise type(error)(f"layer {step.blob.digest}: {error}") from None
 
     def _plain(self, step: _Step) -> Iterator[bytes]:
         """The uncompressed bytes of a layer's blob. Raises `Corrupt` when they are not what the config says."""
@@ -276,6 +265,15 @@ class _Conversion:
             if self._index is None:
                 self._index = ChunkIndex(self._objects, verify=self._verify)
             return self._index
+
+
+@contextlib.contextmanager
+def _naming(step: _Step) -> Iterator[None]:
+    """What is wrong with a layer is told with its digest."""
+    try:
+        yield
+    except StoreError as error:
+        raise type(error)(f"layer {step.blob.digest}: {error}") from None
 
 
 class _Counted:

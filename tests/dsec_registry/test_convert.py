@@ -356,6 +356,10 @@ def test_no_temporary_file_is_needed(
     [
         (b"no tar" * 999, (Corrupt, "layer sha256:.*tar archive")),
         (tar.archive(tar.hardlink(b"h", b"nowhere")), (Invalid, "layer sha256:.*'h'")),
+        (
+            tar.archive(tar.long_path(b"n" * 256), tar.file(b"n")),
+            (Invalid, "layer sha256:.*not a file name of 1 to 255 bytes"),
+        ),
     ],
 )
 def test_errors_name_the_layer(
