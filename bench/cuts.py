@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from time import thread_time
 from typing import Final
@@ -136,15 +136,15 @@ class Model:
     def add(self, layer: Layer) -> Laid:
         laid = Laid()
         for stream in streams(layer, self._rule, laid.starts):
-            before = thread_time()
-            for chunk in chain.from_iterable((*map(self._cutter.feed, stream), self._cutter.finish())):
-                self.cpu.cut += thread_time() - before
-                self._take(chunk, laid)
+            for piece in (*stream, None):
                 before = thread_time()
-            self.cpu.cut += thread_time() - before
+                cut = self._cutter.end() if piece is None else self._cutter.add(bytes(piece))
+                self.cpu.cut += thread_time() - before
+                for chunk in cut.chunks() if cut else ():
+                    self._take(chunk, laid)
         return laid
 
-    def _take(self, chunk: bytes, laid: Laid) -> None:
+    def _take(self, chunk: memoryview, laid: Laid) -> None:
         before = thread_time()
         digest = blake3(chunk).digest()
         self.cpu.digest += thread_time() - before

@@ -103,13 +103,3 @@ class Cutter:
         self._pending = [window[ends[-1] :]]
         self._size = len(window) - ends[-1]
         return Cut(window, ends)
-
-    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """The same as `add`, chunk by chunk."""
-        cut = self.add(bytes(data))
-        return map(bytes, cut.chunks()) if cut else iter(())
-
-    def finish(self) -> Iterator[bytes]:
-        """The same as `end`, chunk by chunk."""
-        cut = self.end()
-        return map(bytes, cut.chunks()) if cut else iter(())
