@@ -24,6 +24,9 @@ FORMAT: Final = 2
 
 KINDS: Final = ("base", "workspace", "toolkit")
 
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""PATH where an image sets none."""
+
 Pairs = tuple[tuple[str, str], ...]
 """Names and values, in an order that counts."""
 
@@ -195,6 +198,17 @@ class Image:
             env=_pairs(fields.strings("env"), what),
             path=tuple(fields.strings("path")),
         )
+
+
+def with_additions(base: Pairs, env: Pairs, path: Iterable[str]) -> Pairs:
+    """Variables `base` with what a layer adds: `env` replaces them, and the folders of `path` come in front of PATH.
+
+    A variable keeps the place at which it first came. PATH is set if a folder is.
+    """
+    merged = dict(base) | dict(env)
+    if folders := list(path):
+        merged["PATH"] = ":".join([*folders, *filter(None, [merged.get("PATH", DEFAULT_PATH)])])
+    return tuple(merged.items())
 
 
 def parse_env(entry: str) -> tuple[str, str]:

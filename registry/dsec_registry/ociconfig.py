@@ -11,11 +11,8 @@ from typing import Any, Final
 
 from dsec_registry.manifest import Platform
 from dsec_store import document
-from dsec_store.descriptor import Image, Pairs, RunConfig
+from dsec_store.descriptor import Image, Pairs, RunConfig, with_additions
 from dsec_store.digest import Digest
-
-DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""What folders are put in front of where an image sets no PATH, as when a sandbox starts."""
 
 EPOCH: Final = "1970-01-01T00:00:00Z"
 """When everything was made."""
@@ -45,10 +42,7 @@ def environment(image: Image) -> Pairs:
     """The variables of the image's config, with what the image adds to them and puts in front of PATH."""
     if not image.env and not image.path:
         return image.config.env
-    merged = dict(image.config.env) | dict(image.env)
-    if image.path:
-        merged["PATH"] = ":".join([*image.path, *filter(None, [merged.get("PATH", DEFAULT_PATH)])])
-    return tuple(merged.items())
+    return with_additions(image.config.env, image.env, image.path)
 
 
 def _run_config(run: RunConfig, env: Pairs) -> dict[str, Any]:

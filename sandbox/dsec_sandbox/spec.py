@@ -15,11 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dsec_store.descriptor import Pairs
+from dsec_store.descriptor import DEFAULT_PATH, Pairs, with_additions
 from dsec_store.errors import Invalid
-
-DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""PATH where an image sets none."""
 
 MAX_HOSTNAME: Final = 64
 """Bytes of a host name that the kernel takes (`__NEW_UTS_LEN`)."""
@@ -70,12 +67,10 @@ def merge_env(base: Pairs, layers: Iterable[tuple[Pairs, Sequence[str]]], extra:
     A variable keeps the place at which it first came. The folders of one `path_prepend` stay in their order, and those
     of a later layer come before those of an earlier one. PATH is always set.
     """
-    merged = {"PATH": DEFAULT_PATH, **dict(base)}
+    merged: Pairs = (("PATH", DEFAULT_PATH), *base)
     for env, path_prepend in layers:
-        merged.update(env)
-        merged["PATH"] = ":".join([*path_prepend, *filter(None, [merged["PATH"]])])
-    merged.update(extra)
-    return tuple(merged.items())
+        merged = with_additions(merged, env, path_prepend)
+    return with_additions(merged, extra, ())
 
 
 def with_defaults(env: Pairs, home: str, terminal: bool) -> Pairs:

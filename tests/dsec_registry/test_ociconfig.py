@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from dsec_registry.manifest import Platform, parse_config
-from dsec_registry.ociconfig import DEFAULT_PATH, environment, make_config
-from dsec_store.descriptor import Image, RunConfig
+from dsec_registry.ociconfig import environment, make_config
+from dsec_store.descriptor import DEFAULT_PATH, Image, RunConfig
 from dsec_store.digest import Digest
 
 LAYERS = (Digest.of(b"1"), Digest.of(b"2"))

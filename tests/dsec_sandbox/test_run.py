@@ -12,7 +12,8 @@ import pytest
 
 from dsec_sandbox.outcome import Outcome, exited
 from dsec_sandbox.run import run
-from dsec_sandbox.spec import DEFAULT_PATH, RunConfig
+from dsec_sandbox.spec import RunConfig
+from dsec_store.descriptor import DEFAULT_PATH
 from dsec_store.errors import Invalid
 from tests.dsec_sandbox.box import Box
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec_sandbox.spec import DEFAULT_PATH, RunConfig, absolute, command_of, merge_env, with_defaults
-from dsec_store.descriptor import Pairs
+from dsec_sandbox.spec import RunConfig, absolute, command_of, merge_env, with_defaults
+from dsec_store.descriptor import DEFAULT_PATH, Pairs
 from dsec_store.errors import Invalid
 
 
