@@ -130,6 +130,43 @@ def test_a_killed_conversion_leaves_nothing_that_gc_does_not_free(world: World, 
     assert {path.name for path in world.store.glob("packs/*/*")} == _packs_in_use(world)
 
 
+def test_a_conversion_killed_at_random_moments_harms_nothing(world: World, layout: Path) -> None:
+    """The moments are numbers of objects in the store. Every name stays whole, the same conversion succeeds afterwards,
+    and what a killed one has left goes."""
+    convert = ("dsec-image", "convert", f"oci:{layout}:plain", "app", "--json")
+    image = world.json(*convert)["image"]
+    whole = len(stored(world))
+    world.ok("dsec-image", "rm", "app")
+    world.json(*GC)
+    build(world, "tools", 1)
+    kept = stored(world)
+    moments = random.Random(11)
+    killed = 0
+    for _ in range(KILLS):
+        process = world.start(*convert)
+        wanted = len(kept) + moments.randrange(whole)
+        until(partial(_holds, world, process, wanted))
+        process.kill()
+        killed += ended(process).code == -signal.SIGKILL
+        assert_whole(world)
+        if moments.random() < 0.5:  # else the next one finds what this one has left
+            world.run("dsec-image", "rm", "app")
+            assert world.json(*GC)["waiting"] == []
+            assert stored(world) == kept
+    assert killed >= KILLS // 2
+    assert world.json(*convert)["image"] == image
+    assert_whole(world)
+    world.ok("dsec-image", "rm", "app")
+    assert world.json(*GC)["waiting"] == []
+    assert stored(world) == kept
+    assert {path.name for path in world.store.glob("packs/*/*")} == _packs_in_use(world)
+
+
+def _holds(world: World, process: "subprocess.Popen[bytes]", objects: int) -> bool:
+    """Whether a conversion has stored so much that the store has so many objects, or has ended already."""
+    return process.poll() is not None or len(stored(world)) >= objects
+
+
 def _packs_in_use(world: World) -> set[str]:
     objects = Objects(FolderBlobs(world.store))
     image = objects.image(objects.references.get("tools"))
