@@ -402,6 +402,12 @@ def test_the_longest_path_and_the_largest_extension_header() -> None:
             only(extension(typeflag, bytes(EXTENSION_SIZE_MAX + 1)), file(b"x"))
 
 
+def test_a_decimal_may_have_any_number_of_leading_zeros() -> None:
+    data = archive(pax({b"size": b"0" * 600 + b"3", b"uid": b"0" * 30}), file(b"f", b"abc"))
+    (entry,) = entries(data)
+    assert (content(data, entry), entry.uid) == (b"abc", 0)
+
+
 def test_global_records_are_limited_in_number_and_size() -> None:
     with pytest.raises(Invalid, match="1001 global PAX records"):
         only(pax({b"k%d" % number: b"v" for number in range(GLOBAL_RECORDS_MAX + 1)}, b"g"), file(b"f"))
