@@ -178,13 +178,12 @@ class TarReader:
 
     def content(self) -> Iterator[bytes]:
         """What is stored of the content of the FILE that came last, in pieces. Of a sparse one: its runs."""
-        size = self._stored
-        while self._stored:
-            piece = self._input.some(self._stored)
-            if not piece:
-                raise self._named(Corrupt(f"{size} bytes of content, but the archive has {size - self._stored} more"))
-            self._stored -= len(piece)
-            yield piece
+        try:
+            for piece in self._input.pieces(self._stored):
+                self._stored -= len(piece)
+                yield piece
+        except Corrupt as error:
+            raise self._named(error) from error
 
     def whole_content(self) -> bytes:
         """The same as one piece: for small ones."""
@@ -194,17 +193,18 @@ class TarReader:
         except Corrupt as error:
             raise self._named(error) from error
 
-    def finish(self) -> None:
-        """Read the stream to its end: all that is left is kept."""
-        self._input.finish()
-
     def _pass_over(self) -> None:
         try:
             self._input.pass_over(self._stored)
         except Corrupt as error:
             raise self._named(error) from error
 
+    def finish(self) -> None:
+        """Read the stream to its end: all that is left is kept."""
+        self._input.finish()
+
     def _named(self, error: Corrupt | Invalid) -> Corrupt | Invalid:
+        """What is wrong with an entry is told with its place."""
         return type(error)(f"tar archive, entry at byte {self._start}: {error}")
 
     # -- entries ---------------------------------------------------------------------------------------------------
@@ -410,14 +410,17 @@ class _Input:
         if end <= len(self._buffer):
             self._at = end
             return self._buffer[at:end]
-        parts, left = [], size
+        return b"".join(self.pieces(size))
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """The same in pieces, as they come."""
+        left = size
         while left:
-            part = self.some(left)
-            if not part:
+            piece = self.some(left)
+            if not piece:
                 raise Corrupt(f"{size} bytes of content, but the archive has {size - left} more")
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
+            left -= len(piece)
+            yield piece
 
     def kept(self, size: int) -> bytes:
         """`size` bytes that are no content."""
@@ -440,13 +443,8 @@ class _Input:
         if self._size is not None:
             self._seek(self.position + size)
             return
-        left = size
-        while left:
-            part = self.some(left)
-            if not part:
-                raise Corrupt(f"{size} bytes of content, but the archive has {size - left} more")
-            self._keep(part)
-            left -= len(part)
+        for piece in self.pieces(size):
+            self._keep(piece)
 
     def check(self, size: int) -> None:
         """Refuse a content that cannot be, before anything of it is read."""
