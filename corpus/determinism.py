@@ -15,6 +15,7 @@ from typing import Final
 
 from corpus.images import images, keys_of
 from corpus.report import Result
+from tests.busy import busy
 
 IMAGE: Final = "Debian with python3 and git"
 
@@ -28,7 +29,7 @@ FILES: Final = 3000
 
 def check(runs: int) -> list[Result]:
     image = images()[IMAGE]
-    with tempfile.TemporaryDirectory(prefix="dsec-corpus-") as name, _busy():
+    with tempfile.TemporaryDirectory(prefix="dsec-corpus-") as name, busy(os.cpu_count() or 1):
         folder = Path(name)
         converted = _same(
             "conversions of the Debian image", runs, folder, lambda _: ["convert", f"oci:{image}", "image"]
@@ -80,19 +81,6 @@ def _run(run: int, arguments: Sequence[str], temporary: Path) -> subprocess.Comp
 
     command = [sys.executable, "-m", "dsec_cli.image", *arguments]
     return subprocess.run(command, check=False, capture_output=True, env=environment, preexec_fn=prepare)
-
-
-@contextmanager
-def _busy() -> Iterator[None]:
-    """As many processes as there are processors, each of which wants a whole one."""
-    command = [sys.executable, "-c", "while True: pass"]
-    spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
 
 
 def _fill(folder: Path, run: int) -> None:

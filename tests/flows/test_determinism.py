@@ -6,8 +6,6 @@
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from dsec_registry.sources import open_source, parse_source
 from dsec_store.backends.folder import FolderBlobs
 from dsec_store.objects import Objects
 from tests import tarmaker as tar
+from tests.busy import busy
 from tests.flows.images import make_folder
 from tests.flows.world import World
 from tests.ocimaker import Layer, write_layout
@@ -49,18 +48,6 @@ SURROUNDINGS: Final = (
     Surroundings("one processor", {"PYTHONHASHSEED": "3", "LC_ALL": "POSIX"}, umask=0, processors=1),
     Surroundings("load", {"PYTHONHASHSEED": "4", "PYTHONUTF8": "0", "LANGUAGE": "tr"}, load=4),
 )
-
-
-@contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """So many processes that want all of a processor."""
-    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
 
 
 def digest_in(world: World, surroundings: Surroundings, arguments: Sequence[str], name: str) -> tuple[str, list[str]]:
