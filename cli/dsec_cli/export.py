@@ -49,7 +49,7 @@ def export(
     """
     objects = open_objects(Settings.of(store, None).store)
     reference = objects.references.read(name)
-    with _held(objects, reference.image), progress() as shown:
+    with _held(objects, reference.image), progress(in_bytes=True) as shown:
         done = export_image(objects, reference, target, compression=compression, platform=platform, progress=shown)
     if as_json:
         emit({"name": name, "image": str(reference.image), "target": str(target), **_facts(done)})
