@@ -193,6 +193,7 @@ def test_a_build_under_way_is_waited_for_and_keeps_what_it_has(world: World, tmp
 
 def test_collecting_beside_conversions(world: World, layout: Path) -> None:
     """Each round, two builds and a conversion run while gc does, and names come and go."""
+    build(world, "first", 9)  # until something is stored there is no store, which gc would say
     folders = [world.folder / f"part{number}" for number in range(2)]
     for number, folder in enumerate(folders):
         images.make_folder(folder, {"a": random.Random(number).randbytes(200_000), "b": b"b" * 100_000})
