@@ -74,9 +74,10 @@ class PackBuilder:
         return self.size >= PACK_SIZE
 
     def seal(self) -> bytes:
-        """The bytes of the pack: body, section, footer."""
+        """The bytes of the pack: body, section, footer. Once: the builder lets go of the body, and keeps `chunks`."""
         section = encode_section(self.chunks)
-        return b"".join((*self._parts, section, _FOOTER.pack(len(section), _PACK_MAGIC)))
+        parts, self._parts = self._parts, []
+        return b"".join((*parts, section, _FOOTER.pack(len(section), _PACK_MAGIC)))
 
 
 def encode_section(chunks: Iterable[PackedChunk]) -> bytes:

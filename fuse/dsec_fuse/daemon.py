@@ -28,10 +28,10 @@ from typing import Any, Final
 
 from dsec_fuse.blobfs import BlobFileSystem, Blobs
 from dsec_fuse.connection import Connection
-from dsec_fuse.memory import keep_freed
 from dsec_fuse.protocol import Negotiated
 from dsec_fuse.server import THREADS, Server
 from dsec_store import ipc
+from dsec_store.allocator import keep_freed
 from dsec_store.fdholder import Holder
 
 _log: Final = logging.getLogger(__name__)

@@ -1,5 +1,8 @@
 """Long paths and tall stacks: where kernel interfaces end at 107, 255 and 4096 bytes, and overlays at 128 layers."""
 
+import random
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +18,19 @@ pytestmark = pytest.mark.flow
 LAYERS: Final = 140
 LENGTH: Final = 200
 """Characters of DSEC_ROOT."""
+
+PEAK: Final = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[2:]).returncode
+open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
+"""Runs a command and writes the KiB that it had at its peak into a file. A process of its own: what a parent has when it
+forks counts for the child."""
+
+LARGE_FILE: Final = 200 << 20
+MEMORY: Final = 230 << 20
+"""Bytes that a conversion of few files may have at once; names and attributes of many come on top."""
 
 
 def test_a_tall_image_on_a_node_with_a_long_path(world: World, tmp_path: Path) -> None:
@@ -39,6 +55,15 @@ def test_a_tall_image_on_a_node_with_a_long_path(world: World, tmp_path: Path) -
     far.ok("dsec-image", "umount", str(target))
     far.ok("dsec", "node", "stop")
     assert far.mounts() == []
+
+
+def test_a_conversion_takes_little_memory_however_large_the_image(world: World, tmp_path: Path) -> None:
+    """Two layers side by side, in all larger than what it may take at its peak; they do not compress."""
+    layers = [tar_of({f"f{n}": random.Random(n).randbytes(LARGE_FILE)}) for n in range(2)]
+    layout = write_layout(tmp_path / "layout", [Layer(layer, "plain") for layer in layers]).path
+    measured = replace(world, before=(sys.executable, "-c", PEAK, str(tmp_path / "peak")))
+    measured.ok("dsec-image", "convert", f"oci:{layout}", "large")
+    assert int((tmp_path / "peak").read_text()) << 10 < MEMORY
 
 
 def at_length(world: World) -> World:
