@@ -39,8 +39,8 @@ BATCH: Final = 2 << 20
 """Plain bytes that one thread digests and compresses at a time: threads that hand over less wait for each other more
 than they work."""
 
-BATCHES_AHEAD: Final = 2
-"""Batches per thread, and beyond, that may wait between cutter and pack: at most 36 MiB for two threads."""
+BATCHES_AHEAD: Final = 1
+"""Batches per thread, and beyond, that may wait between cutter and pack: at most 18 MiB for two threads."""
 
 UPLOADS: Final = 2
 """Packs that may be on their way to the store at once."""

@@ -33,7 +33,7 @@ from dsec_cli.wiring import PROMPT, Settings, open_building, open_objects
 from dsec_registry.convert import convert as convert_image
 from dsec_registry.manifest import Platform, host_platform
 from dsec_registry.sources import SourceSpec, open_source, parse_source
-from dsec_store.allocator import return_large
+from dsec_store.allocator import keep_freed
 
 PROGRAM = "dsec-image"
 
@@ -47,7 +47,7 @@ come back for microseconds: with Python's 5 ms they would wait longer for each o
 
 
 def main() -> None:
-    return_large()
+    keep_freed()
     gc.disable()  # the process ends before cycles count; looking for them among a layer's inodes takes 5 % of a build
     sys.setswitchinterval(SWITCH_INTERVAL)
     run_group(group, PROGRAM)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -43,8 +44,8 @@ from dsec_store.objects import Objects
 from dsec_store.references import Origin, check_name
 from dsec_store.upload import ChunkIndex
 
-LAYERS_AT_ONCE: Final = 2
-"""Layers whose contents are stored side by side: one reads and hashes where the other waits. Each takes some memory."""
+LAYERS_AT_ONCE: Final = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+"""Layers whose contents are stored side by side: one keeps two processors busy, and each takes some 60 MiB."""
 
 LOOKUPS_AT_ONCE: Final = 16
 """Layers that are looked up at once."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dsec_registry import convert as convert_module
 from dsec_registry.convert import convert, silent
 from dsec_registry.images import VerifiedReader
 from dsec_registry.layouts import OciLayout
@@ -69,6 +70,12 @@ class Gated(OciLayout):
     def open_blob(self, descriptor: Descriptor, *, hashed: bool = True) -> VerifiedReader:
         self.opened.get(str(descriptor.digest), lambda: None)()
         return super().open_blob(descriptor, hashed=hashed)
+
+
+@pytest.fixture(autouse=True)
+def two_layers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on machines with few processors."""
+    monkeypatch.setattr(convert_module, "LAYERS_AT_ONCE", 2)
 
 
 def convert_from(source: OciLayout, objects: Objects, *, progress: Progress = silent, workers: int = 0) -> Image:

@@ -25,8 +25,8 @@ code = subprocess.run(sys.argv[2:]).returncode
 open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 sys.exit(code)
 """
-"""Runs a command and writes the KiB that it had at its peak into a file. A process of its own: what a parent has when it
-forks counts for the child."""
+"""Runs a command and writes the KiB that it had at its peak into a file. What a parent has when it forks counts for the
+child: so this is a small process of its own."""
 
 LARGE_FILE: Final = 200 << 20
 MEMORY: Final = 230 << 20
@@ -58,7 +58,7 @@ def test_a_tall_image_on_a_node_with_a_long_path(world: World, tmp_path: Path) -
 
 
 def test_a_conversion_takes_little_memory_however_large_the_image(world: World, tmp_path: Path) -> None:
-    """Two layers side by side, in all larger than what it may take at its peak; they do not compress."""
+    """Two layers that do not compress, each nearly as large as what it may take at its peak."""
     layers = [tar_of({f"f{n}": random.Random(n).randbytes(LARGE_FILE)}) for n in range(2)]
     layout = write_layout(tmp_path / "layout", [Layer(layer, "plain") for layer in layers]).path
     measured = replace(world, before=(sys.executable, "-c", PEAK, str(tmp_path / "peak")))
