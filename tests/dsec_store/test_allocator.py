@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import resource, threading
-from dsec_fuse.memory import keep_freed
+from dsec_store.allocator import keep_freed
 keep_freed()
 
 def answer(rounds):
